@@ -351,6 +351,9 @@ pub struct ReplicaStatus {
     /// The live signal that the version which it answers with has passed the limit of, since it does so for this attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub breach: Option<BreachStatus>,
+    /// The version is watched for a window, and was asked too little since for its figures to say anything.
+    #[serde(default, skip_serializing_if = "crate::inference_service::is_false")]
+    pub too_few_requests: bool,
     /// Memory of the serving version's worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<ReplicaMemory>,

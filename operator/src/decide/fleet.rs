@@ -137,6 +137,10 @@ struct Tally {
     at_it: usize,
     /// Pods that have it and do not say that it failed.
     has: usize,
+    /// Those of them that were asked too little to say anything of its figures.
+    silent: usize,
+    /// Whether the figures of any pod passed a limit.
+    is_breached: bool,
     /// Those of them that get requests.
     works: usize,
     /// Pods that get requests and answer them, with figures that passed a limit.
@@ -166,9 +170,11 @@ impl Tally {
                         tally.workers.push(Failure::of_worker(pod));
                     } else if let Some(breach) = breach(report, now) {
                         tally.workers.push(Failure::of_breach(pod, breach));
+                        tally.is_breached = true;
                         tally.answers_badly += usize::from(pod.ready);
                     } else {
                         tally.has += 1;
+                        tally.silent += usize::from(report.too_few_requests);
                         tally.works += usize::from(pod.ready);
                     }
                 }
@@ -198,7 +204,9 @@ impl Tally {
         let at_it = if over { 0 } else { self.at_it + self.has - self.works + to_come };
         // Where nobody else answers, what may come is not waited for.
         let nobody_answers = self.works + self.answers_badly == 0 && (over || !self.older_answer);
-        let dies = is_versions(workers, workers + self.has + to_come) || (workers > 0 && nobody_answers);
+        // A pod that was asked nothing does not do better than one that was, and answered badly.
+        let fine = self.has - if self.is_breached { self.silent } else { 0 };
+        let dies = is_versions(workers, workers + fine + to_come) || (workers > 0 && nobody_answers);
         // Where nobody can get it and nobody has it, nobody answers.
         let nobody = self.works + self.answers_badly == 0 && at_it == 0 && (failed > 0 || self.has == 0);
         let mut all = self.workers.into_iter().chain(self.refusals);

@@ -396,6 +396,25 @@ fn a_signal_that_passes_its_limit_in_most_pods_takes_the_version_back_and_in_one
 }
 
 #[test]
+fn a_pod_without_requests_does_not_speak_for_a_version_that_answers_badly_in_another() {
+    let breach =
+        BreachStatus { signal: "errorRate".to_owned(), value: "12%".to_owned(), limit: "5%".to_owned(), samples: 40 };
+    for (pods, silent, taken_back) in [(2, 1, true), (3, 2, true), (3, 1, false), (5, 3, false)] {
+        let mut scene = Scene::baked_by(&FIVE[..pods]);
+        FIVE[1..=silent].iter().for_each(|pod| scene.pod(pod, |report| report.too_few_requests = true));
+        assert_eq!(scene.step(), None, "nothing passed a limit");
+        scene.pod("a", |report| report.breach = Some(breach.clone()));
+        let step = scene.step();
+        assert_eq!(matches!(step, Some(Transition::RollingBack { .. })), taken_back, "{silent} of {pods}: {step:?}");
+    }
+    // That its worker dies in one of them is another matter: those that were asked nothing have one that lives.
+    let mut scene = Scene::baked_by(&FIVE[..2]);
+    scene.pod("a", |report| report.health = ReplicaHealth::Failed);
+    scene.pod("b", |report| report.too_few_requests = true);
+    assert_eq!(scene.step(), None);
+}
+
+#[test]
 fn what_passed_its_limit_before_the_switch_is_no_matter_of_the_new_version() {
     let mut scene = Scene::baking();
     let breach =

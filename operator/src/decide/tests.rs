@@ -55,6 +55,7 @@ pub(super) fn report(pod: &str, at: i64) -> ReplicaStatus {
         message: None,
         candidate: None,
         breach: None,
+        too_few_requests: false,
         memory: None,
         degradation: None,
         agent: None,

@@ -15,7 +15,7 @@ use crate::phase::{Next, Step, next};
 const NAMES: [&str; 4] = ["v1", "v2", "v3", "v4"];
 
 fn desired(active: Option<&str>, candidate: Option<(&str, i64)>, previous: Option<&str>) -> Desired {
-    let source = SourceSpec { uri: None, pvc: None, sha256: None, secret_ref: None, ca: None };
+    let source = SourceSpec::default();
     let model = ModelSpec { served_name: "m".into(), source };
     let version =
         |name: &&str| NamedVersion { name: (*name).to_owned(), model: model.clone(), runtime: RuntimeSpec::default() };

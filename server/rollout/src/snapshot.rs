@@ -21,6 +21,8 @@ pub struct Snapshot {
     pub candidate: Option<CandidateStatus>,
     /// The figure of the version that answers which passed its limit, since it is watched.
     pub breach: Option<BreachStatus>,
+    /// It is watched for a window, and had too few requests since for its figures to say anything.
+    pub too_few_requests: bool,
 }
 
 impl Default for Snapshot {
@@ -34,6 +36,7 @@ impl Default for Snapshot {
             message: None,
             candidate: None,
             breach: None,
+            too_few_requests: false,
         }
     }
 }

@@ -324,6 +324,7 @@ impl Versions {
             candidate: self.candidate(desired, lines),
             // Whoever has the figures of its requests knows that.
             breach: None,
+            too_few_requests: false,
         }
     }
 

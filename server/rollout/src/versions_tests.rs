@@ -18,7 +18,7 @@ struct Pod {
 
 impl Pod {
     fn new() -> Self {
-        let source = SourceSpec { uri: None, pvc: None, sha256: None, secret_ref: None, ca: None };
+        let source = SourceSpec::default();
         let model = ModelSpec { served_name: "m".into(), source };
         let named =
             |name: &str| NamedVersion { name: name.into(), model: model.clone(), runtime: RuntimeSpec::default() };

@@ -56,6 +56,14 @@ struct Watch {
     before: Option<Figures>,
     /// What passed its limit first: the operator takes it back, whatever comes after.
     breach: Option<BreachStatus>,
+    /// Whether there were enough requests to judge by, once.
+    judged: bool,
+}
+
+impl Watch {
+    fn is_without_requests(&self, now: Instant) -> bool {
+        !self.judged && now.saturating_duration_since(self.since) >= self.limits.window
+    }
 }
 
 /// A task's end.
@@ -147,6 +155,7 @@ impl Manager {
         let desired = assigned.as_deref().map(|assigned| &assigned.desired);
         let mut snapshot = self.versions.snapshot(desired, &self.board.borrow(), Instant::now());
         snapshot.breach = self.watch.as_ref().and_then(|watch| watch.breach.clone());
+        snapshot.too_few_requests = self.watch.as_ref().is_some_and(|watch| watch.is_without_requests(Instant::now()));
         let serving = snapshot.serving.as_ref().and_then(|name| self.loaded.get(name)).cloned();
         self.published.send_replace(Published { snapshot, serving });
     }
@@ -169,18 +178,20 @@ impl Manager {
             limits: limits.clone(),
             before: route.previous.as_ref().and_then(|previous| figures(previous, limits.window)),
             breach: None,
+            judged: false,
         });
         if watch.limits != *limits {
-            (watch.limits, watch.breach) = (limits.clone(), None);
+            (watch.limits, watch.breach, watch.judged) = (limits.clone(), None, false);
         }
         let watched_for = now.saturating_duration_since(watch.since);
         if watch.breach.is_none()
             && let Some(figures) = figures(version, limits.window.min(watched_for))
-            && let Some(breach) = limits.breach(&figures, watch.before.as_ref(), watched_for >= limits.window)
         {
-            let BreachStatus { signal, value, limit, samples } = &breach;
-            tracing::warn!(version, signal, value, limit, samples, "a signal passed its limit");
-            watch.breach = Some(breach);
+            watch.judged |= limits.can_judge(&figures);
+            watch.breach = limits.breach(&figures, watch.before.as_ref(), watched_for >= limits.window);
+            if let Some(BreachStatus { signal, value, limit, samples }) = &watch.breach {
+                tracing::warn!(version, signal, value, limit, samples, "a signal passed its limit");
+            }
         }
         self.watch = Some(watch);
     }

@@ -103,14 +103,20 @@ fn p95(times: impl Iterator<Item = Duration>) -> Option<Duration> {
 }
 
 impl SignalLimits {
+    /// Whether there are enough requests to say anything.
+    #[must_use]
+    pub fn can_judge(&self, figures: &Figures) -> bool {
+        figures.samples >= self.min_samples.max(1)
+    }
+
     /// The first figure that passes its limit. `before`: of the version that answered before, where there are enough. Times are
     /// judged only of a `whole_window`: the first requests find caches empty, and another version ends its answers beside them.
     #[must_use]
     pub fn breach(&self, figures: &Figures, before: Option<&Figures>, whole_window: bool) -> Option<BreachStatus> {
-        if figures.samples < self.min_samples.max(1) {
+        if !self.can_judge(figures) {
             return None;
         }
-        let before = before.filter(|before| before.samples >= self.min_samples.max(1));
+        let before = before.filter(|before| self.can_judge(before));
         let breach = |signal: &str, value, limit| BreachStatus {
             signal: signal.to_owned(),
             value,
