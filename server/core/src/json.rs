@@ -13,6 +13,49 @@ const MAX_PATH_CHARS: usize = 256;
 /// The most characters of what is wrong, which may repeat a value.
 const MAX_SAID_CHARS: usize = 512;
 
+/// What a list in JSON takes in memory beside its members: room for four is made at once.
+const LIST_BYTES: usize = 320;
+/// What an object takes beside its members: room for four, and a table that finds them.
+const OBJECT_BYTES: usize = 544;
+/// What a further member takes, of a list and of an object, and a text beside its letters.
+const MEMBER_BYTES: usize = 72;
+const FIELD_BYTES: usize = 104;
+const TEXT_BYTES: usize = 32;
+/// The deepest nesting that is read.
+const MAX_DEPTH: u32 = 128;
+
+/// What a text of JSON takes in memory as values, its own letters left out: told from its signs, and no less than it is. A few
+/// bytes of text can be a value of a hundred.
+#[must_use]
+pub fn json_memory_bytes(text: &[u8]) -> usize {
+    let (mut bytes, mut in_string, mut escaped) = (MEMBER_BYTES, false, false);
+    // For each level whether it is an object, the innermost last.
+    let (mut objects, mut depth) = (0_u128, 0_u32);
+    for byte in text {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => {
+                in_string = !in_string;
+                bytes += usize::from(in_string) * TEXT_BYTES;
+            }
+            _ if in_string => {}
+            b'[' | b'{' => {
+                let is_object = *byte == b'{';
+                bytes += if is_object { OBJECT_BYTES } else { LIST_BYTES };
+                // Deeper ones are refused by who reads them.
+                if depth < MAX_DEPTH {
+                    (objects, depth) = ((objects << 1) | u128::from(is_object), depth + 1);
+                }
+            }
+            b']' | b'}' => (objects, depth) = (objects >> 1, depth.saturating_sub(1)),
+            b',' => bytes += if objects & 1 == 1 { FIELD_BYTES } else { MEMBER_BYTES },
+            _ => {}
+        }
+    }
+    bytes
+}
+
 /// Reads a body.
 ///
 /// # Errors
@@ -200,5 +243,20 @@ mod tests {
             assert!(error.to_string().len() < 2000, "{}", error.to_string().len());
             assert!(error.param.is_some_and(|param| param.len() < 600));
         }
+    }
+
+    #[test]
+    fn memory_is_told_from_the_signs_of_a_text() {
+        let of = |text: &str| json_memory_bytes(text.as_bytes());
+        assert_eq!(of("[[0],[0]]"), MEMBER_BYTES + 3 * LIST_BYTES + MEMBER_BYTES);
+        assert_eq!(
+            of(r#"{"a":1,"b":[1,2]}"#),
+            MEMBER_BYTES + OBJECT_BYTES + 2 * TEXT_BYTES + FIELD_BYTES + LIST_BYTES + MEMBER_BYTES
+        );
+        assert_eq!(of(r#"["[[,\"{,","\\"]"#), MEMBER_BYTES + LIST_BYTES + 2 * TEXT_BYTES + MEMBER_BYTES);
+        // What is no JSON is bounded, too, and deeper than anybody reads.
+        assert_eq!(of(&"]".repeat(1000)), MEMBER_BYTES);
+        assert_eq!(of(&"{".repeat(1000)), MEMBER_BYTES + 1000 * OBJECT_BYTES);
+        assert_eq!(of(&format!("{}1,", "[".repeat(200))), MEMBER_BYTES + 200 * LIST_BYTES + MEMBER_BYTES);
     }
 }

@@ -28,7 +28,7 @@ pub use event::{
     AnswerOutput, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, PooledEvent, PooledOutput, PromptChance,
     PromptToken, ShownPrompt, StopCause, Timings, TokenChance, TokenLogprob, TokenPiece, ToolCallDelta, Usage,
 };
-pub use json::{integer_of, read_body, read_integer, read_json};
+pub use json::{integer_of, json_memory_bytes, read_body, read_integer, read_json};
 pub use limits::*;
 pub use message::{Message, Part, Role, ToolCall, messages_json};
 pub use order::{Priority, Turn};

@@ -15,10 +15,11 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::error::{ChatError, TemplateLimit};
 use crate::guard;
-use crate::limits::MAX_JSON_NESTING;
+use crate::limits::{MAX_JSON_NESTING, MAX_WRITTEN_JSON_VALUES};
 use crate::model::Model;
 use crate::shim::{self, RawChatTemplate, RawTemplateLimits, RawText};
 use limits::{
@@ -241,15 +242,14 @@ fn limits_for(input_bytes: usize) -> RawTemplateLimits {
 /// Refuses what the C++ side would meet with a deep recursion or an answer that names no message.
 fn check_chat(chat_json: &str) -> Result<(), ChatError> {
     // serde_json bounds the depth; C++'s parser does not.
-    let chat: serde_json::Value =
-        serde_json::from_str(chat_json).map_err(|e| ChatError::Messages(format!("not JSON: {e}")))?;
+    let chat: Value = serde_json::from_str(chat_json).map_err(|e| ChatError::Messages(format!("not JSON: {e}")))?;
     let messages = chat.get("messages").unwrap_or(&chat);
     let messages = messages.as_array().ok_or_else(|| ChatError::Messages(String::from("not an array")))?;
     if messages.is_empty() {
         return Err(ChatError::Messages(String::from("at least one message is needed")));
     }
     for (i, message) in messages.iter().enumerate() {
-        let role = message.get("role").and_then(serde_json::Value::as_str).unwrap_or_default();
+        let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
         if role.is_empty() {
             return Err(ChatError::Messages(format!("message {i} has no role")));
         }
@@ -259,29 +259,40 @@ fn check_chat(chat_json: &str) -> Result<(), ChatError> {
         if role.contains(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '_' | '-')) {
             return Err(ChatError::Messages(format!("message {i} has a role that is no word")));
         }
-        check_nesting(message).map_err(|what| ChatError::Messages(format!("message {i} has {what}")))?;
     }
-    Ok(())
+    check_written_json(&chat).map_err(ChatError::Messages)
 }
 
-/// Refuses texts that the C++ side reads as JSON and then goes through level by level: arguments of calls, and what tools
-/// returned.
-fn check_nesting(message: &serde_json::Value) -> Result<(), String> {
-    let is_json = |text: &str| text.trim_start().starts_with(['[', '{']);
-    let deep = |text: Option<&serde_json::Value>| {
-        let text = text.and_then(serde_json::Value::as_str).filter(|text| is_json(text));
-        text.is_some_and(|text| guard::nesting(text) > MAX_JSON_NESTING)
-    };
-    let calls = message.get("tool_calls").and_then(serde_json::Value::as_array);
-    let arguments = |call: &serde_json::Value| deep(call.pointer("/function/arguments"));
-    if calls.is_some_and(|calls| calls.iter().any(arguments)) {
-        return Err(format!("a tool call whose arguments are nested more than {MAX_JSON_NESTING} levels deep"));
-    }
-    let is_result = message.get("role").and_then(serde_json::Value::as_str) == Some("tool");
-    let parts = message.get("content").and_then(serde_json::Value::as_array);
-    let in_parts = parts.is_some_and(|parts| parts.iter().any(|part| deep(part.get("text"))));
-    if is_result && (in_parts || deep(message.get("content"))) {
-        return Err(format!("a result whose brackets are nested more than {MAX_JSON_NESTING} levels deep"));
+/// Refuses texts of a chat that are read as JSON and gone through value by value, by this side or by C++'s, where they are too deep
+/// or have too many: arguments of calls, and what tools returned.
+pub(crate) fn check_written_json(chat: &Value) -> Result<(), String> {
+    let messages = chat.get("messages").unwrap_or(chat).as_array();
+    let mut values = 0;
+    for (i, message) in messages.into_iter().flatten().enumerate() {
+        let mut check = |what: &str, text: Option<&Value>| {
+            let text = text.and_then(Value::as_str).filter(|text| guard::begins_json(text));
+            let shape = text.map(guard::json_shape).unwrap_or_default();
+            values += shape.values;
+            if shape.depth > MAX_JSON_NESTING {
+                return Err(format!("message {i} has {what} nested more than {MAX_JSON_NESTING} levels deep"));
+            }
+            if values > MAX_WRITTEN_JSON_VALUES {
+                return Err(format!(
+                    "message {i} has {what} of too many values: tools' results and arguments of calls may have \
+                     {MAX_WRITTEN_JSON_VALUES} together"
+                ));
+            }
+            Ok(())
+        };
+        for call in message.get("tool_calls").and_then(Value::as_array).into_iter().flatten() {
+            check("a tool call with arguments", call.pointer("/function/arguments"))?;
+        }
+        if message.get("role").and_then(Value::as_str) == Some("tool") {
+            check("a result", message.get("content"))?;
+            for part in message.get("content").and_then(Value::as_array).into_iter().flatten() {
+                check("a result", part.get("text"))?;
+            }
+        }
     }
     Ok(())
 }
@@ -311,6 +322,17 @@ mod tests {
         ] {
             assert!(matches!(check_chat(bad), Err(ChatError::Messages(_))), "{}", &bad[..bad.len().min(40)]);
         }
+    }
+
+    #[test]
+    fn what_tools_returned_has_no_more_values_than_may_be_gone_through() {
+        let list = |values: usize| format!(r#"["\n"{}]"#, ",[0]".repeat(values / 2));
+        let chat = |values: usize| json!([{"role": "user", "content": list(1_000_000)}, {"role": "tool", "content": list(values)}]);
+        assert_eq!(check_written_json(&chat(MAX_WRITTEN_JSON_VALUES - 2)), Ok(()));
+        let told = check_written_json(&chat(MAX_WRITTEN_JSON_VALUES + 2)).unwrap_err();
+        assert!(told.starts_with("message 1 has a result of too many values"), "{told}");
+        let half = json!({"role": "assistant", "tool_calls": [{"function": {"arguments": list(MAX_WRITTEN_JSON_VALUES / 2)}}]});
+        assert!(check_written_json(&json!({"messages": [half, half, half]})).is_err(), "they count together");
     }
 
     #[test]

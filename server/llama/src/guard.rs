@@ -15,7 +15,7 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value};
 
-use crate::chat::ChatPrompt;
+use crate::chat::{ChatPrompt, check_written_json};
 use crate::error::ChatError;
 use crate::model::{Model, Token};
 use crate::neutral::{neutral, not_in};
@@ -60,6 +60,8 @@ impl Model {
     ) -> Result<ChatPrompt, ChatError> {
         let asked: Value =
             serde_json::from_str(chat_json).map_err(|e| ChatError::Messages(format!("not JSON: {e}")))?;
+        // Before anything is made of them here: an answer of a tool may be a few bytes for each value.
+        check_written_json(&asked).map_err(ChatError::Messages)?;
         let specials = self.specials();
         let marked = mark(&asked, specials).map_err(ChatError::Messages)?;
         let chat = match &marked {
@@ -333,13 +335,23 @@ impl Marker<'_> {
 }
 
 /// Whether llama.cpp would try to read a text as JSON.
-fn begins_json(text: &str) -> bool {
+pub(crate) fn begins_json(text: &str) -> bool {
     text.trim_start().starts_with(['{', '[', '"'])
 }
 
-/// The deepest nesting of brackets and braces, those within strings left out.
-pub(crate) fn nesting(text: &str) -> usize {
+/// What a text that may be JSON has, outside of its strings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct JsonShape {
+    /// The deepest nesting of brackets and braces.
+    pub(crate) depth: usize,
+    /// Lists, objects, and their members but the first of each.
+    pub(crate) values: usize,
+}
+
+/// Counts the signs of JSON in a text.
+pub(crate) fn json_shape(text: &str) -> JsonShape {
     let (mut depth, mut deepest, mut in_string, mut escaped) = (0_usize, 0, false, false);
+    let mut values = 0;
     for byte in text.bytes() {
         match byte {
             _ if escaped => escaped = false,
@@ -347,13 +359,15 @@ pub(crate) fn nesting(text: &str) -> usize {
             b'"' => in_string = !in_string,
             b'[' | b'{' if !in_string => {
                 depth += 1;
+                values += 1;
                 deepest = deepest.max(depth);
             }
             b']' | b'}' if !in_string => depth = depth.saturating_sub(1),
+            b',' if !in_string => values += 1,
             _ => {}
         }
     }
-    deepest
+    JsonShape { depth: deepest, values }
 }
 
 #[cfg(test)]
@@ -463,8 +477,8 @@ mod tests {
     }
 
     #[test]
-    fn nesting_counts_brackets_outside_of_strings() {
-        assert_eq!(nesting(r#"{"a": ["[[[\"[[", {}]}"#), 3);
-        assert_eq!(nesting(""), 0);
+    fn signs_of_json_are_counted_outside_of_strings() {
+        assert_eq!(json_shape(r#"{"a": ["[[[,\"[[", {}]}"#), JsonShape { depth: 3, values: 4 });
+        assert_eq!(json_shape(""), JsonShape::default());
     }
 }

@@ -33,12 +33,13 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::task::TaskTracker;
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::front::FrontLimits;
 use crate::keys::{ApiKeys, KeySources};
+use crate::limits::MAX_BODY_JSON_BYTES;
 use crate::metrics::{METRICS_CONTENT_TYPE, Metrics};
 use crate::output::Output;
 use crate::response_store::ResponseStore;
@@ -59,18 +60,11 @@ pub struct AppSettings {
     pub names: ModelNames,
     /// Where responses are kept; without, none are.
     pub responses: Option<Arc<ResponseStore>>,
-    /// Whether the beginnings of the model's vectors are vectors, too.
-    pub cuts_vectors: bool,
 }
 
 impl Default for AppSettings {
     fn default() -> Self {
-        Self {
-            keys: ApiKeys::new(KeySources::default()),
-            names: ModelNames::default(),
-            responses: None,
-            cuts_vectors: false,
-        }
+        Self { keys: ApiKeys::new(KeySources::default()), names: ModelNames::default(), responses: None }
     }
 }
 
@@ -80,6 +74,8 @@ pub struct App {
     metrics: Arc<Metrics>,
     draining: AtomicBool,
     bodies: Budget,
+    /// KiB that bodies take as values while they are decoded.
+    decoding: Arc<Semaphore>,
     /// What answers with vectors take, which must not have small bodies wait behind large answers.
     answers: Budget,
     output: Arc<Output>,
@@ -88,7 +84,6 @@ pub struct App {
     keys: Arc<ApiKeys>,
     names: ModelNames,
     responses: Option<Arc<ResponseStore>>,
-    cuts_vectors: bool,
     background: Background,
     /// The share of the first model that is read, where this process itself loads it.
     loading: Option<watch::Receiver<f32>>,
@@ -106,7 +101,7 @@ impl App {
         loading: Option<watch::Receiver<f32>>,
         service: Option<String>,
     ) -> Arc<Self> {
-        let AppSettings { keys, names, responses, cuts_vectors } = settings;
+        let AppSettings { keys, names, responses } = settings;
         let stored = responses.as_ref().map(|store| store.metrics());
         let metrics = Metrics::new(Arc::clone(&router), Arc::clone(&output), service, stored);
         Arc::new(Self {
@@ -114,12 +109,12 @@ impl App {
             metrics,
             draining: AtomicBool::new(false),
             bodies: Budget::new(limits.bodies_bytes),
+            decoding: Arc::new(Semaphore::new(MAX_BODY_JSON_BYTES >> 10)),
             answers: Budget::new(limits.vectors_bytes),
             limits,
             keys,
             names,
             responses,
-            cuts_vectors,
             background: Background::new(),
             output,
             writers: Writers::new(),

@@ -216,3 +216,53 @@ async fn answers_too_large_to_be_whole_fail_with_what_to_do_and_the_front_stays_
     assert!(most_mib - idle_mib < 2.0 * BOUND_MIB, "the front grew from {idle_mib} MiB to {most_mib} MiB");
     await_condition("nothing to be held", async || server.metric("gantry_undelivered_bytes").await < 0.5).await;
 }
+
+/// Bodies that are a few bytes for each value, which takes a hundred times as much.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_of_many_small_values_are_refused_or_read_one_after_the_other() {
+    let server = Server::start(&["--parallel", "2", "--ctx-size", "2048"]).await;
+    let body = |value: &str, bytes: usize| {
+        let many = vec![value; bytes / (value.len() + 1)].join(",");
+        format!(r#"{{"messages":[{{"role":"user","content":"Hi"}}],"max_tokens":1,"unknown":[{many}]}}"#)
+    };
+    let post = |path: &'static str, body: String| {
+        let request = server.client.post(server.url(path)).header("content-type", "application/json").body(body);
+        async move { request.send().await.unwrap() }
+    };
+    assert_eq!(post(CHAT, body("{}", 1000)).await.status(), 400);
+    let idle_mib = front_mib(&server);
+    for path in [CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/tokenize", "/infill"] {
+        for value in ["[0]", "{}", r#"{"a":0}"#, "0", r#""""#] {
+            let refused = post(path, body(value, 7 << 20)).await;
+            assert_eq!(refused.status(), 413, "{path} {value}");
+            let told: Value = refused.json().await.unwrap();
+            let message = told["error"]["message"].as_str().unwrap();
+            assert!(message.contains("16 MiB is the limit; split the request"), "{told}");
+        }
+    }
+    // As much as may be read at once, by many.
+    let (lists, objects) = (body("[0]", 150 << 10), body("{}", 75 << 10));
+    let asked = (0..24).map(|number| post(CHAT, if number % 2 == 0 { lists.clone() } else { objects.clone() }));
+    for answer in futures::future::join_all(asked).await {
+        assert_eq!(answer.status(), 400);
+        let told: Value = answer.json().await.unwrap();
+        assert_eq!(told["error"]["param"], "unknown", "{told}");
+    }
+    let most_mib = front_peak_mib(&server);
+    eprintln!("bodies of many values: the front grew from {idle_mib:.1} MiB to {most_mib:.1} MiB at the most");
+    assert!(most_mib - idle_mib < BOUND_MIB, "the front grew from {idle_mib} MiB to {most_mib} MiB");
+
+    // What a tool returned is read in the worker.
+    let result = format!(r#"["\n"{}]"#, ",[0]".repeat(1 << 20));
+    let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let messages = json!([
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": result},
+    ]);
+    let refused = server.post(CHAT, &json!({"messages": messages, "max_tokens": 1})).send().await.unwrap();
+    let status = refused.status();
+    let told = refused.text().await.unwrap();
+    assert!(status == 400 && told.contains("of too many values"), "{status} {told}");
+    assert_eq!(server.post(CHAT, &chat("Hi")).send().await.unwrap().status(), 200);
+}

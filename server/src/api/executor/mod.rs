@@ -25,11 +25,12 @@ use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use gantry_core::{
-    Answer, AnswerHead, ApiError, ErrorCode, PooledEncoder, PooledRequest, PooledSize, PromptEncoder, RequestError,
-    TextEncoder, TextRequest, Usage,
+    Answer, AnswerHead, ApiError, ErrorCode, ErrorKind, PooledEncoder, PooledRequest, PooledSize, PromptEncoder,
+    RequestError, TextEncoder, TextRequest, Usage, json_memory_bytes,
 };
 use gantry_engine::Pooling;
 use gantry_responses::{ResolvedRequest, ResponseId, StoredResponses, decode_responses};
+use tokio::sync::OwnedSemaphorePermit;
 use uuid::Uuid;
 
 use super::App;
@@ -38,7 +39,7 @@ use super::budget::Share;
 use super::errors::{Failure, unanswered};
 use super::middleware::CountedLater;
 use super::stored::{Asker, Keep};
-use crate::limits::{BODY_BUDGET_WAIT, EMBEDDING_ANSWER_BYTES_PER_NUMBER};
+use crate::limits::{BODY_BUDGET_WAIT, EMBEDDING_ANSWER_BYTES_PER_NUMBER, MAX_BODY_JSON_BYTES};
 use crate::metrics::Route;
 use crate::output::Collected;
 use crate::response_store::unix_seconds;
@@ -71,7 +72,7 @@ pub(super) async fn text<E: TextEncoder>(
     request: Request,
     decode: impl FnOnce(&[u8]) -> Result<(TextRequest, E), ApiError>,
 ) -> Result<Response, Failure> {
-    let (origin, (asked, encoder), share) = read(app, request, decode).await?;
+    let (origin, (asked, encoder), share, _) = read(app, request, decode).await?;
     answer(app, route, origin, share, asked, encoder, None).await
 }
 
@@ -79,7 +80,7 @@ pub(super) async fn text<E: TextEncoder>(
 pub(super) async fn response(app: &Arc<App>, request: Request) -> Result<Response, Failure> {
     let asker = Asker::of(app, &request);
     let can_store = asker.is_some();
-    let (origin, asked, mut share) = read(app, request, |body| decode_responses(body, can_store)).await?;
+    let (origin, asked, mut share, decoding) = read(app, request, |body| decode_responses(body, can_store)).await?;
     let place = asked.is_background().then(|| app.background.place()).transpose()?;
     let stored = match &asker {
         Some(asker) => asker.all(asked.refers_to(), &mut share).await?,
@@ -87,6 +88,8 @@ pub(super) async fn response(app: &Arc<App>, request: Request) -> Result<Respons
     };
     let id = ResponseId::new(Uuid::new_v4().as_u128());
     let ResolvedRequest { request: mut asked, encoder, input } = asked.resolve(id, stored)?;
+    // Until here its items were values.
+    drop(decoding);
     match (place, asker.zip(input).map(|(asker, input)| asker.keep(id, input))) {
         (Some(place), Some(mut keep)) => {
             // What comes of it is written as it comes, so that it cannot begin again.
@@ -148,7 +151,7 @@ pub(super) async fn prompt<E: PromptEncoder>(
     request: Request,
     decode: impl FnOnce(&[u8]) -> Result<(TextRequest, E), ApiError>,
 ) -> Result<Response, Failure> {
-    let (origin, (mut asked, encoder), share) = read(app, request, decode).await?;
+    let (origin, (mut asked, encoder), share, _) = read(app, request, decode).await?;
     origin.scheduling.apply(&mut asked.params);
     let (prompt_param, priority) = (asked.prompt_param, asked.params.priority);
     let (version, choices) = submit::text(app, origin.peer, asked).await?;
@@ -173,7 +176,7 @@ pub(super) async fn pooled<E: PooledEncoder>(
     request: Request,
     decode: impl FnOnce(&[u8]) -> Result<(PooledRequest, E), ApiError>,
 ) -> Result<Response, Failure> {
-    let (origin, (asked, encoder), share) = read(app, request, decode).await?;
+    let (origin, (asked, encoder), share, _) = read(app, request, decode).await?;
     let PooledRequest { model, work, prompt_param, priority } = asked;
     let version = app.version_for(model.as_deref())?;
     let pooled = version.model().and_then(|model| model.pooled);
@@ -181,7 +184,7 @@ pub(super) async fn pooled<E: PooledEncoder>(
     let work = work.work(ranks);
     // Where nothing is embedded at all, that is said first, at submission.
     if width > 0 {
-        encoder.check(width, app.cuts_vectors)?;
+        encoder.check(width, version.spec().runtime.cuts_vectors)?;
     }
     let (bytes, answer_share) = match encoder.size(width) {
         // What is told again came in a body, and is counted there.
@@ -225,15 +228,34 @@ fn renamed(error: GenerationError, encoder: &impl PooledEncoder) -> GenerationEr
 }
 
 /// Reads a request's head and body, and has the body decoded.
+/// Reads a request. The last part is to be kept for as long as what was decoded holds values of JSON.
 async fn read<D>(
     app: &App,
     request: Request,
     decode: impl FnOnce(&[u8]) -> Result<D, ApiError>,
-) -> Result<(Origin, D, Share), Failure> {
+) -> Result<(Origin, D, Share, Option<OwnedSemaphorePermit>), Failure> {
     let origin = Origin::read(&request)?;
     let (body, share) = body::read(&app.bodies, request).await?;
+    let decoding = room_to_decode(app, &body).await?;
     let decoded = decode(&body)?;
-    Ok((origin, decoded, share))
+    Ok((origin, decoded, share, decoding))
+}
+
+/// The right to make values of a body, which may take far more memory than its text.
+async fn room_to_decode(app: &App, body: &[u8]) -> Result<Option<OwnedSemaphorePermit>, Failure> {
+    let bytes = json_memory_bytes(body);
+    if bytes > MAX_BODY_JSON_BYTES {
+        let message = format!(
+            "The values of the body's JSON take about {} MiB of memory, and {} MiB is the limit; split the request, or send \
+             prompts as text where they are token ids.",
+            bytes >> 20,
+            MAX_BODY_JSON_BYTES >> 20
+        );
+        return Err(ApiError::new(413, ErrorKind::InvalidRequestError, ErrorCode::RequestTooLarge, message).into());
+    }
+    let kib = u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX);
+    // Nobody closes it.
+    Ok(Arc::clone(&app.decoding).acquire_many_owned(kib).await.ok())
 }
 
 /// Vectors of so many texts, which are made here, have a limit of their own.
