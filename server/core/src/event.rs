@@ -108,6 +108,8 @@ pub struct AnswerOutput {
     pub reasoning: String,
     /// The tools that it calls, in their order; where the answer was cut off, the last one's arguments may be no JSON.
     pub tool_calls: Vec<ToolCall>,
+    /// Whether the last of them has begun, and has not ended.
+    pub call_is_open: bool,
     /// Of each token of the text, where they were asked for.
     pub logprobs: Vec<TokenLogprob>,
 }
@@ -128,13 +130,14 @@ impl AnswerOutput {
             GenerationEvent::ToolCall { index, delta, .. } => match delta {
                 ToolCallDelta::Begun { id, name } => {
                     self.tool_calls.push(ToolCall { id, name, arguments: String::new() });
+                    self.call_is_open = true;
                 }
                 ToolCallDelta::Arguments(more) => {
                     if let Some(call) = self.tool_calls.get_mut(index as usize) {
                         call.arguments.push_str(&more);
                     }
                 }
-                ToolCallDelta::Ended => {}
+                ToolCallDelta::Ended => self.call_is_open = false,
             },
             GenerationEvent::Started { files_left_out, .. } => self.files_left_out = files_left_out,
             GenerationEvent::Prompt(_) | GenerationEvent::Finished { .. } | GenerationEvent::Failed(_) => {}

@@ -63,6 +63,8 @@ pub(crate) struct AnswerReader {
     open: Option<Open>,
     /// What it is told from here on is text, since the parser made nothing of it.
     is_plain: bool,
+    /// Of that nothing is told any more: markup came where no call may.
+    is_silent: bool,
     /// How long reading took so far.
     reading: Duration,
     /// Nothing follows.
@@ -92,6 +94,7 @@ impl AnswerReader {
             read_bytes: 0,
             open: None,
             is_plain: false,
+            is_silent: false,
             reading: Duration::ZERO,
             is_over: false,
             reasoning_bytes: 0,
@@ -113,7 +116,7 @@ impl AnswerReader {
             return;
         }
         if self.is_plain {
-            out.push(Piece::Text(more.to_owned()));
+            self.tell_plain(more.to_owned(), out);
             return;
         }
         self.answer.push_str(more);
@@ -179,6 +182,20 @@ impl AnswerReader {
         }
     }
 
+    /// Tells text that nothing was made of; where no call may be told, only what comes before the signs of one.
+    fn tell_plain(&mut self, mut text: String, out: &mut Vec<Piece>) {
+        if self.is_silent {
+            return;
+        }
+        if self.drops_calls
+            && let Some(at) = self.markup.iter().filter_map(|markup| text.find(markup.trim_start())).min()
+        {
+            text.truncate(at);
+            self.is_silent = true;
+        }
+        self.tell(Open::Text, text, out);
+    }
+
     /// Reads all that there is, and tells what is new of it.
     fn read(&mut self, out: &mut Vec<Piece>) -> Option<ParsedAnswer> {
         #[cfg(test)]
@@ -195,7 +212,7 @@ impl AnswerReader {
                 tracing::debug!(error, "an answer is passed on as it stands");
                 let rest = self.answer[self.read_bytes..].to_owned();
                 (self.is_plain, self.answer) = (true, String::new());
-                self.tell(Open::Text, rest, out);
+                self.tell_plain(rest, out);
                 return None;
             }
         };

@@ -147,3 +147,23 @@ fn what_is_of_no_form_is_told_as_it_stands() {
         assert_eq!(read(&form, &pieces).0.tool_calls, whole.tool_calls);
     }
 }
+
+#[test]
+fn where_no_call_may_be_told_nothing_of_what_is_none_is_told_from_its_signs_on() {
+    for answer in ["I fly.\n<tool_call>\nnot JSON</tool_call> so", "<tool_call>\n{\"name\": \"fly\"", "</tool_call>"] {
+        for places in [vec![], (0..answer.len()).collect::<Vec<_>>()] {
+            let mut reader = AnswerReader::new(&form(TAGS, true), true).unwrap();
+            let mut told = Vec::new();
+            pieces_of(answer, &places).into_iter().for_each(|piece| reader.push(piece, &mut told));
+            reader.finish(false, &mut told);
+            let text: String = told
+                .iter()
+                .map(|piece| match piece {
+                    Piece::Text(text) => text.as_str(),
+                    other => panic!("{other:?}"),
+                })
+                .collect();
+            assert!(!text.contains("tool_call") && !text.contains("fly\""), "{answer}: {text}");
+        }
+    }
+}

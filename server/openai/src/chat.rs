@@ -3,7 +3,7 @@
 use bytes::{BufMut, BytesMut};
 use gantry_core::{
     Answer, AnswerHead, AnswerOutput, ApiError, EncodeError, GenerationEvent, Prompt, StreamEncoder, TextEncoder,
-    TextRequest, TokenLogprob, ToolCall, Usage,
+    TextRequest, TokenLogprob, ToolCall, ToolCallDelta, Usage,
 };
 
 use crate::chunk::{ChunkHead, ChunkTemplate};
@@ -14,7 +14,7 @@ use crate::response::{
     self, AssistantMessage, ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, Delta, StopReason, ToolCallChunk,
 };
 use crate::sse::{SSE_DONE, write_sse_event};
-use crate::told::{Told, chat_logprobs, chat_usage_of, prompt_logprobs, reason_of};
+use crate::told::{Called, Told, chat_logprobs, chat_usage_of, prompt_logprobs, reason_of};
 
 /// Reads and checks a body.
 ///
@@ -41,7 +41,13 @@ impl TextEncoder for ChatEncoder {
         let choice = |(index, answer): (u32, Answer)| ChatChoice {
             index,
             logprobs: told.logprobs.map(|_| chat_logprobs(&answer.output.logprobs)),
-            finish_reason: reason_of(answer.reason, !answer.output.tool_calls.is_empty()),
+            finish_reason: reason_of(
+                answer.reason,
+                Called {
+                    any: !answer.output.tool_calls.is_empty(),
+                    is_cut: answer.output.call_is_open && answer.stop.is_some(),
+                },
+            ),
             stop_reason: StopReason::of(answer.stop.as_ref()),
             timings: told.timings(&answer.timings, &answer.usage),
             message: message_of(told, answer.output),
@@ -62,7 +68,7 @@ impl TextEncoder for ChatEncoder {
         let Self(told) = self;
         let head = AnswerHead { id: id(&head), ..head };
         let template = ChunkTemplate::chat(ChunkHead::of(&head), told.include_usage)?;
-        Ok(ChatStream { told, head, template, has_called: vec![false; answers] })
+        Ok(ChatStream { told, head, template, called: vec![Called::default(); answers] })
     }
 }
 
@@ -92,7 +98,7 @@ pub struct ChatStream {
     head: AnswerHead,
     template: ChunkTemplate,
     /// Of each answer, whether it calls tools.
-    has_called: Vec<bool>,
+    called: Vec<Called>,
 }
 
 impl ChatStream {
@@ -124,7 +130,7 @@ impl ChatStream {
 
 impl StreamEncoder for ChatStream {
     fn open(&mut self, out: &mut BytesMut) -> Result<(), EncodeError> {
-        for index in (0..).take(self.has_called.len()) {
+        for index in (0..).take(self.called.len()) {
             let role = Some("assistant".to_owned());
             self.delta(index, Delta { role, content: Some(String::new()), ..Delta::default() }, out)?;
         }
@@ -140,15 +146,17 @@ impl StreamEncoder for ChatStream {
                 self.delta(index, Delta { reasoning_content: Some(text.clone()), ..Delta::default() }, out)
             }
             GenerationEvent::ToolCall { index: call, delta, .. } => {
-                if let Some(has_called) = self.has_called.get_mut(answer) {
-                    *has_called = true;
+                if let Some(called) = self.called.get_mut(answer) {
+                    // Until it has ended it would be cut by what stops the answer.
+                    *called = Called { any: true, is_cut: *delta != ToolCallDelta::Ended };
                 }
                 let Some(call) = ToolCallChunk::of(*call, delta) else { return Ok(()) };
                 self.delta(index, Delta { tool_calls: Some(vec![call]), ..Delta::default() }, out)
             }
             GenerationEvent::Finished { reason, stop, usage, timings } => {
-                let has_called = self.has_called.get(answer).copied().unwrap_or(false);
-                let (delta, finish_reason) = (Delta::default(), Some(reason_of(*reason, has_called)));
+                let called = self.called.get(answer).copied().unwrap_or_default();
+                let called = Called { is_cut: called.is_cut && stop.is_some(), ..called };
+                let (delta, finish_reason) = (Delta::default(), Some(reason_of(*reason, called)));
                 let timings = self.told.timings(timings, usage);
                 let stop_reason = StopReason::of(stop.as_ref());
                 let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason, stop_reason, timings };

@@ -12,7 +12,7 @@ use crate::logprobs::{TextLogprobs, TextOffset};
 use crate::request::ValidCompletionRequest;
 use crate::response::{self, StopReason, TextChoice, TextCompletion};
 use crate::sse::{SSE_DONE, write_sse_event};
-use crate::told::{Told, prompt_logprobs, reason_of, text_logprobs, usage_of};
+use crate::told::{Called, Told, prompt_logprobs, reason_of, text_logprobs, usage_of};
 
 /// Reads and checks a body.
 ///
@@ -37,7 +37,7 @@ impl TextEncoder for CompletionEncoder {
             index,
             logprobs: told.logprobs.map(|n| logprobs_of(told, &answer.output, n)),
             prompt_logprobs: told.prompt_logprobs.map(|n| prompt_logprobs(&answer.output.prompt_tokens, n)),
-            finish_reason: Some(reason_of(answer.reason, false)),
+            finish_reason: Some(reason_of(answer.reason, Called::default())),
             stop_reason: StopReason::of(answer.stop.as_ref()),
             timings: told.timings(&answer.timings, &answer.usage),
             text: answer.output.prompt + &answer.output.text,
@@ -114,7 +114,8 @@ impl StreamEncoder for CompletionStream {
             GenerationEvent::Echo { text, tokens } => self.text(answer, text, tokens, &[], out),
             GenerationEvent::Text { text, logprobs, .. } => self.text(answer, text, &[], logprobs, out),
             GenerationEvent::Finished { reason, stop, usage, timings } => {
-                let (index, finish_reason) = (response::wire_index(answer), Some(reason_of(*reason, false)));
+                let (index, finish_reason) =
+                    (response::wire_index(answer), Some(reason_of(*reason, Called::default())));
                 let timings = self.told.timings(timings, usage);
                 let choice = TextChoice {
                     index,

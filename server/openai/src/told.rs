@@ -134,10 +134,20 @@ pub(crate) fn timings_of(timings: &gantry_core::Timings, usage: &gantry_core::Us
     }
 }
 
+/// What of an answer's calls decides what it is said to have ended with.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Called {
+    /// There are any.
+    pub(crate) any: bool,
+    /// What the client has an answer stop at came within one.
+    pub(crate) is_cut: bool,
+}
+
 /// A cancelled generation has nobody left to be told so; what it has is complete as far as it goes.
-pub(crate) fn reason_of(reason: Reason, has_called: bool) -> FinishReason {
+pub(crate) fn reason_of(reason: Reason, called: Called) -> FinishReason {
     match reason {
-        Reason::Stop if has_called => FinishReason::ToolCalls,
+        // Half a call is none that a client could carry out.
+        Reason::Stop if called.any && !called.is_cut => FinishReason::ToolCalls,
         Reason::Stop | Reason::Cancelled => FinishReason::Stop,
         Reason::Length => FinishReason::Length,
     }

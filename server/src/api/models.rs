@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
 use gantry_engine::{ModelInfo, Pooling};
 use gantry_openai::{Model, ModelList, ModelMeta};
 use jiff::Timestamp;
 
 use super::App;
 use super::errors::Failure;
+use super::paths::unknown_url;
 use crate::version::Version;
 
 fn model(name: &str, version: &Version) -> Model {
@@ -67,12 +68,24 @@ pub(super) async fn one(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Model>, Failure> {
     let id = id.map(|Path(id)| id).unwrap_or_default();
-    let active = app.router.active();
-    match active.as_ref().filter(|version| app.names.has(&id, version.spec())) {
-        Some(version) => {
-            let listed = app.names.listed(version.spec()).find(|listed| *listed == id);
-            Ok(Json(model(listed.unwrap_or(&version.spec().served_name), version)))
-        }
-        None => Err(app.names.not_served(&id, active.as_ref().map(|version| version.spec())).into()),
+    named(&app, &id).ok_or_else(|| {
+        let active = app.router.active();
+        app.names.not_served(&id, active.as_ref().map(|version| version.spec())).into()
+    })
+}
+
+/// The model of this name, of which a slash is a part, as clients write it that leave slashes as they are.
+pub(super) async fn one_of_owner(State(app): State<Arc<App>>, request: Request) -> Result<Json<Model>, Failure> {
+    let name = request.uri().path().strip_prefix("/v1/models/").unwrap_or_default().to_owned();
+    match named(&app, &name) {
+        Some(model) => Ok(model),
+        None => Err(unknown_url(request).await),
     }
+}
+
+fn named(app: &App, id: &str) -> Option<Json<Model>> {
+    let active = app.router.active();
+    let version = active.as_ref().filter(|version| app.names.has(id, version.spec()))?;
+    let listed = app.names.listed(version.spec()).find(|listed| *listed == id);
+    Some(Json(model(listed.unwrap_or(&version.spec().served_name), version)))
 }

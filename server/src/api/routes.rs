@@ -124,6 +124,9 @@ const ADDRESSES: &[Address] = &[
     Address::new((Get, "/v1/models"), Route::Models, Client, || get(models::list)).tells(&[MODELS]),
     Address::new((Get, "/models"), Route::Models, Client, || get(models::list)).tells(&[MODELS]).alias(),
     Address::new((Get, "/v1/models/{id}"), Route::Models, Client, || get(models::one)).tells(&[MODEL]).alias(),
+    Address::new((Get, "/v1/models/{owner}/{id}"), Route::Models, Client, || get(models::one_of_owner))
+        .tells(&[MODEL])
+        .alias(),
     Address::new((Get, "/props"), Route::Other, Client, || get(props::props)).tells(&[PROPS]),
     Address::new((Get, "/slots"), Route::Other, Client, || get(props::slots)).tells(&[SLOTS]),
     Address::new((Get, "/openapi.json"), Route::Other, Client, || get(openapi::document)).tells(&[OPENAPI]),

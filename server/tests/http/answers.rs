@@ -217,6 +217,11 @@ async fn a_model_has_the_names_that_it_is_given() {
         let answer = server.post(CHAT, &body).send().await.unwrap();
         (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
     };
+    let server = Server::start(&["--alias", "org/demo"]).await;
+    let named: Value = server.get("/v1/models/org/demo").await.json().await.unwrap();
+    assert_eq!(named["id"], "org/demo");
+    assert_eq!(named, server.get("/v1/models/org%2Fdemo").await.json::<Value>().await.unwrap());
+    assert_eq!(server.get("/v1/models/org/other").await.status(), 404);
     let server = Server::start(&["--alias", "demo,small"]).await;
     let models: Value = server.get("/v1/models").await.json().await.unwrap();
     let ids: Vec<&Value> = models["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
