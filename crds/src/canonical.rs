@@ -7,7 +7,7 @@
 use crate::{
     inference_service::{CacheSpec, GatesSpec, MemoryGate, PromptsGate, ResourcesSpec, SchedulingSpec},
     quantity,
-    runtime::{GpuSplitSpec, PrefixCacheSpec, RuntimeSpec},
+    runtime::{EmbeddingsSpec, GpuSplitSpec, PrefixCacheSpec, RuntimeSpec},
     scalars::{AutoOr, DurationString, Percent, PositiveQuantity},
 };
 
@@ -67,6 +67,7 @@ impl RuntimeSpec {
             prefix_cache,
             chat_template,
             spm_infill,
+            embeddings,
             speculative,
         } = self.clone();
         let prefixes = |PrefixCacheSpec { memory, disk, ttl }: PrefixCacheSpec| PrefixCacheSpec {
@@ -88,6 +89,10 @@ impl RuntimeSpec {
             prefix_cache: prefix_cache.map(prefixes).filter(|cache| *cache != PrefixCacheSpec::default()),
             chat_template,
             spm_infill: spm_infill.filter(|is_asked| *is_asked),
+            embeddings: embeddings.map(|embeddings| EmbeddingsSpec {
+                matryoshka: embeddings.matryoshka.filter(|is_so| *is_so),
+                ..embeddings
+            }),
             speculative: speculative.filter(|way| way.draft.is_some() || way.prompt_lookup),
         }
     }

@@ -17,7 +17,10 @@ use crate::{
 
 pub use crate::api::ApiSpec;
 pub use crate::pod::PodSpec;
-pub use crate::runtime::{CacheType, GpuSplitSpec, KvLayout, PrefixCacheSpec, RuntimeSpec, SpeculativeSpec, SplitMode};
+pub use crate::runtime::{
+    CacheType, EmbeddingsSpec, GpuSplitSpec, KvLayout, PoolingKind, PrefixCacheSpec, RuntimeSpec, SpeculativeSpec,
+    SplitMode,
+};
 
 /// A model that is served by a number of pods, and how it may change.
 #[derive(CustomResource, KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -109,22 +112,26 @@ pub struct ModelSpec {
 }
 
 /// Where a GGUF file comes from: exactly one of `uri` and `pvc`.
-#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(KubeSchema, Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("has(self.uri) != has(self.pvc)").message("give exactly one of uri and pvc"),
-    validation = Rule::new("!has(self.uri) || self.uri.startsWith('https://') || self.uri.startsWith('http://')").message("source: this release fetches from https:// and http://; put the file behind one of them, or on a volume (pvc), and give its sha256"),
-    validation = Rule::new("has(self.sha256) || (has(self.uri) && (self.uri.startsWith('hf://') || self.uri.startsWith('oci://')))").message("sha256: give the file's SHA-256 (sha256sum FILE), so that nothing else can be served in its place; an address that changes is no name of a file"),
-    validation = Rule::new("!has(self.ca) || (has(self.uri) && self.uri.startsWith('https://'))").message("ca: it is for an address that starts with https://; leave it out"),
-    validation = Rule::new("!has(self.uri) || !self.uri.startsWith('hf://') || self.uri.matches('^hf://[^/@]+/[^/@]+@[0-9a-f]{40}/.+\\\\.gguf$')").message("uri: use an address that starts with https:// or http://: huggingface.co has one of each file (.../resolve/<commit>/FILE.gguf)"),
-    validation = Rule::new("!has(self.uri) || !self.uri.startsWith('oci://') || self.uri.matches('^oci://.+@sha256:[0-9a-f]{64}$')").message("uri: use an address that starts with https:// or http://")
+    validation = Rule::new("!has(self.uri) || self.uri.matches('^(https?|hf|s3|oci)://')").message("source: this release fetches from https://, http://, hf://, s3:// and oci://; put the file behind one of them, or on a volume (pvc), and give its sha256"),
+    validation = Rule::new("has(self.sha256)").message("sha256: give the file's SHA-256 (sha256sum FILE), so that nothing else can be served in its place; an address that changes is no name of a file"),
+    validation = Rule::new("!has(self.ca) || (has(self.uri) && !self.uri.startsWith('http://') && (!has(self.endpoint) || self.endpoint.startsWith('https://')))").message("ca: it is for what is asked over https://; leave it out"),
+    validation = Rule::new("!has(self.uri) || !self.uri.startsWith('hf://') || self.uri.matches('^hf://[^/@?#]+/[^/@?#]+(@[^/@?#]+)?/[^?#]+$')").message("uri: use hf://owner/repository@revision/path/model.gguf; the revision, a commit best, may be left out"),
+    validation = Rule::new("!has(self.uri) || !self.uri.startsWith('s3://') || self.uri.matches('^s3://[-A-Za-z0-9._]+/[^?#]+$')").message("uri: use s3://bucket/path/model.gguf"),
+    validation = Rule::new("!has(self.uri) || !self.uri.startsWith('oci://') || self.uri.matches('^oci://[-A-Za-z0-9.]+(:[0-9]+)?/[a-z0-9][-a-z0-9._/]*(:[A-Za-z0-9_][-A-Za-z0-9_.]*)?(@sha256:[0-9a-f]{64})?$')").message("uri: use oci://registry/repository:tag; the tag may be left out, the file is known by its sha256"),
+    validation = Rule::new("!has(self.endpoint) || (has(self.uri) && self.uri.matches('^(hf|s3|oci)://'))").message("endpoint: it is for hf://, s3:// and oci://; leave it out"),
+    validation = Rule::new("!has(self.region) || (has(self.uri) && self.uri.startsWith('s3://'))").message("region: it is for s3://; leave it out")
 )]
 pub struct SourceSpec {
-    /// Address of the file, which begins with https:// or http://.
+    /// Address of the file: https:// or http://, `hf://owner/repository@revision/path`, `s3://bucket/path` or
+    /// `oci://registry/repository:tag`, in which the sha256 is that of the layer that is the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     #[x_kube(
-        validation = Rule::new("self.matches('^(https?|hf|s3|gs|azure|oci|file)://[^[:space:]]+$')").message("uri: use an address that starts with https:// or http://, without spaces"),
+        validation = Rule::new("self.matches('^(https?|hf|s3|gs|azure|oci|file)://[^[:space:]]+$')").message("uri: use an address that starts with https://, http://, hf://, s3:// or oci://, without spaces"),
         validation = Rule::new("!self.matches('^[a-z0-9]+://[/\\\\\\\\]*[^/\\\\\\\\?#]*@')").message("uri: leave user and password out, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef"),
         validation = Rule::new("!self.matches('(?i)^[^#]*[?&;](x-amz-signature|x-amz-credential|x-amz-security-token|x-goog-signature|x-goog-credential|x-oss-signature|x-oss-credential|x-oss-security-token|x-cos-security-token|q-signature|private_token|job_token|awsaccesskeyid|signature|sig|token|access_token|auth_token|api_key|apikey|password)=')").message("uri: leave signatures and tokens out, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef")
     )]
@@ -135,13 +142,26 @@ pub struct SourceSpec {
     /// SHA-256 of the file. A file with another digest is never loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<Sha256>,
-    /// Secret of the same namespace with the token of the source (key `token`), which is sent over https:// to the hosts that
-    /// the Secret's annotation gantry.dev/hosts names.
+    /// Secret of the same namespace with what the source is told of who asks: a token (key `token`), for s3:// a key
+    /// (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and, where it has one, `AWS_SESSION_TOKEN`), for oci:// a login (`username` and
+    /// `password`, or a Secret of the type kubernetes.io/dockerconfigjson). It is used for the hosts that the Secret's annotation
+    /// gantry.dev/hosts names, and sent over https:// alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<LocalName>,
     /// Further authorities by which the certificate of an https:// host may be signed, as one of a company's own is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca: Option<CaSource>,
+    /// Asked instead of what hf://, s3:// or oci:// means by itself: a mirror of Hugging Face, a store that speaks S3, another name
+    /// of a registry. `https://host:port`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
+    #[x_kube(validation = Rule::new("self.matches('^https?://[^/@?#[:space:]]+(/[^@?#[:space:]]*)?$')").message("endpoint: use an address like https://host:port, without user, password and query"))]
+    pub endpoint: Option<String>,
+    /// Where the bucket of s3:// is; us-east-1 if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')").message("region: use a name like eu-central-1"))]
+    pub region: Option<String>,
 }
 
 /// Certificates of authorities.
@@ -364,7 +384,7 @@ pub struct RolloutSpec {
     pub abort: Option<String>,
 }
 
-fn is_false(value: &bool) -> bool {
+pub(crate) fn is_false(value: &bool) -> bool {
     !*value
 }
 

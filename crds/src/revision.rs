@@ -34,7 +34,7 @@ fn identity<'a>(model: &'a ModelSpec, runtime: &RuntimeSpec) -> (String, &'a str
     if let Some(draft) = runtime.speculative.as_mut().and_then(|speculative| speculative.draft.as_mut())
         && draft.sha256.is_some()
     {
-        *draft = SourceSpec { uri: None, pvc: None, sha256: draft.sha256.clone(), secret_ref: None, ca: None };
+        *draft = SourceSpec { sha256: draft.sha256.clone(), ..SourceSpec::default() };
     }
     (file, &model.served_name, runtime)
 }
@@ -76,7 +76,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::{
-        inference_service::{KvLayout, PrefixCacheSpec, SpeculativeSpec},
+        inference_service::{EmbeddingsSpec, KvLayout, PrefixCacheSpec, SpeculativeSpec},
         scalars::{PositiveQuantity, Sha256},
     };
 
@@ -85,10 +85,8 @@ mod tests {
             served_name: "chat".to_owned(),
             source: SourceSpec {
                 uri: Some(uri.to_owned()),
-                pvc: None,
                 sha256: Some(Sha256(digest.repeat(64))),
-                secret_ref: None,
-                ca: None,
+                ..SourceSpec::default()
             },
         }
     }
@@ -111,7 +109,8 @@ mod tests {
         let chat_template = Some("{{ messages[0].content }}".to_owned());
         let template = RuntimeSpec { chat_template, ..RuntimeSpec::default() };
         let infill = RuntimeSpec { spm_infill: Some(true), ..RuntimeSpec::default() };
-        for other in [workers, layout, kept, steps, template, infill] {
+        let embeddings = RuntimeSpec { embeddings: Some(EmbeddingsSpec::default()), ..RuntimeSpec::default() };
+        for other in [workers, layout, kept, steps, template, infill, embeddings] {
             assert_ne!(name, version_name("chat", &model("https://a/m.gguf", "a"), &other));
         }
     }

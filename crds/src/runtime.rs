@@ -87,6 +87,11 @@ pub struct RuntimeSpec {
     // Not serialised when absent, as workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spm_infill: Option<bool>,
+    /// Vectors and scores of texts (/v1/embeddings, /v1/rerank, /v1/score), beside text where the model generates any. An encoder
+    /// needs it: it gives nothing else.
+    // Not serialised when absent, as workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embeddings: Option<EmbeddingsSpec>,
     /// Speculative decoding: tokens are guessed and checked by the model. Which way of guessing pays is measured as it goes,
     /// and one that does not is not used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -117,6 +122,7 @@ impl Default for RuntimeSpec {
             prefix_cache: None,
             chat_template: None,
             spm_infill: None,
+            embeddings: None,
             speculative: None,
         }
     }
@@ -165,6 +171,36 @@ pub enum CacheType {
     /// 4-bit blocks: a quarter of the memory.
     #[serde(rename = "q4_0")]
     Q4_0,
+}
+
+/// How texts are embedded or scored.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EmbeddingsSpec {
+    /// How the vectors of a text's tokens become one; as the model's file says if left out. Rank is for rerankers, which score
+    /// texts and give no vectors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pooling: Option<PoolingKind>,
+    /// Tokens of texts that are computed together, and so the longest text; 2048 if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self >= 16 && self <= 16384").message("spec.runtime.embeddings.batchTokens: use a number of tokens from 16 to 16384"))]
+    pub batch_tokens: Option<u32>,
+    /// The beginnings of the model's vectors are vectors, too, as it was taught: requests may ask for fewer `dimensions`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub matryoshka: Option<bool>,
+}
+
+/// How the vectors of a text's tokens become one.
+#[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PoolingKind {
+    /// Their mean.
+    Mean,
+    /// That of the first.
+    Cls,
+    /// That of the last.
+    Last,
+    /// A reranker's score.
+    Rank,
 }
 
 /// How the sequences share the cells of the KV cache.

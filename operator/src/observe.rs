@@ -203,7 +203,7 @@ trait Gone {
 
 /// A model that is none.
 fn no_model() -> ModelSpec {
-    let source = SourceSpec { uri: None, pvc: None, sha256: None, secret_ref: None, ca: None };
+    let source = SourceSpec::default();
     ModelSpec { served_name: String::new(), source }
 }
 

@@ -78,8 +78,6 @@ pub struct HttpSettings {
     pub names: ModelNames,
     /// Where responses are kept, if they are.
     pub responses: Option<ResponseStoreSettings>,
-    /// Whether the beginnings of the model's vectors are vectors, too.
-    pub cuts_vectors: bool,
 }
 
 /// What `serve` needs.
@@ -128,7 +126,6 @@ impl HttpArgs {
         let time_to_live = Duration::from_secs(ttl);
         HttpSettings {
             responses: place.map(|place| ResponseStoreSettings { place, time_to_live }),
-            cuts_vectors: false,
             keys,
             origins,
             names: ModelNames { aliases: Vec::new(), any: self.any_model },
@@ -240,7 +237,6 @@ impl ServeArgs {
         names.iter().for_each(|name| check.name("alias", name));
         let served_name = if names.is_empty() { String::new() } else { names.remove(0) };
         http.names.aliases = names;
-        http.cuts_vectors = self.matryoshka;
         check.file("model", &model);
         if let Some(draft) = &self.model_draft {
             check.file("model-draft", draft);
@@ -294,6 +290,7 @@ impl ServeArgs {
                 ..EngineTuning::default()
             },
             pooled: self.pooled(&mut check),
+            cuts_vectors: self.matryoshka,
         };
         if runtime.gpu_memory_bytes.is_some() && runtime.asks_for_gpus() == Some(false) {
             check.problem("--gpu-memory must be left out where no layer goes on a GPU".to_owned());

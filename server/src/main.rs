@@ -157,7 +157,7 @@ fn app_settings(http: &HttpSettings) -> anyhow::Result<AppSettings> {
         tracing::info!(place = %settings.place, "responses are stored");
         responses = Some(opened);
     }
-    Ok(AppSettings { keys, names: http.names.clone(), responses, cuts_vectors: http.cuts_vectors })
+    Ok(AppSettings { keys, names: http.names.clone(), responses })
 }
 
 async fn serve_file(settings: ServeSettings) -> anyhow::Result<ExitCode> {

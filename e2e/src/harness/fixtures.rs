@@ -264,13 +264,7 @@ impl ModelSource {
     /// As in `spec.model.source`.
     #[must_use]
     pub fn source(&self) -> SourceSpec {
-        SourceSpec {
-            uri: Some(self.uri.clone()),
-            pvc: None,
-            sha256: Some(Sha256(self.sha256.clone())),
-            secret_ref: None,
-            ca: None,
-        }
+        SourceSpec { uri: Some(self.uri.clone()), sha256: Some(Sha256(self.sha256.clone())), ..SourceSpec::default() }
     }
 }
 

@@ -39,7 +39,13 @@ impl Download<'_> {
             Ok(response) => response,
             Err(error) => return (Some(partial), Err(error)),
         };
-        match http::judge(self.target.address, response.status(), response.headers(), offset, partial.validator()) {
+        match http::judge(
+            (self.target.place, self.target.address),
+            response.status(),
+            response.headers(),
+            offset,
+            partial.validator(),
+        ) {
             Answer::Complete => (Some(partial), Ok(())),
             Answer::Refused(error) => (Some(partial), Err(error)),
             Answer::StartOver(reason) => restart(partial, FetchError::temporary(reason)).await,

@@ -16,7 +16,8 @@ use super::error::FetchError;
 use super::limits::{CONNECT_LIMIT, MAX_REDIRECTS, READ_LIMIT, RETRY_BACKOFF_MAX};
 use super::partial::Validator;
 use super::reach::{Reach, Resolver, Unreachable};
-use super::source::Token;
+use super::registry::{Authorization, Login, authorization};
+use super::source::{Place, Token};
 
 /// Makes a client, which downloads share. It believes certificates of the authorities that everybody knows, and of those in `ca`,
 /// as PEM.
@@ -65,9 +66,21 @@ pub(super) struct Target<'a> {
     pub(super) client: &'a Client,
     pub(super) reach: Reach,
     pub(super) url: &'a Url,
-    pub(super) token: Option<&'a Token>,
+    pub(super) auth: Auth<'a>,
+    pub(super) place: Place,
     /// As it is shown.
     pub(super) address: &'a str,
+}
+
+/// What a request says of who asks.
+#[derive(Clone, Copy)]
+pub(super) enum Auth<'a> {
+    /// Nothing, or what is in the address.
+    None,
+    /// The token.
+    Bearer(&'a Token),
+    /// What the registry wants, once it has said so.
+    Registry(Option<&'a Login>),
 }
 
 /// Asks for the bytes of a file from `first` on, and only to `last` if that is given.
@@ -79,14 +92,28 @@ pub(super) async fn send(
     if let Err(unreachable) = target.reach.check(target.url) {
         return Err(FetchError::Permanent(format!("{}: {unreachable}", target.address)));
     }
-    let sent = request(target, range, validator).send().await;
-    sent.map_err(|error| failure(target.address, &error))
+    let asked = async |authorization: Option<&Authorization>| {
+        let request = request(target, range, validator);
+        let request = match authorization {
+            Some(authorization) => authorization.given_to(request),
+            None => request,
+        };
+        request.send().await.map_err(|error| failure(target.address, &error))
+    };
+    let response = asked(None).await?;
+    if let Auth::Registry(login) = target.auth
+        && response.status() == StatusCode::UNAUTHORIZED
+        && let Some(authorization) = authorization(target, login, response.headers()).await?
+    {
+        return asked(Some(&authorization)).await;
+    }
+    Ok(response)
 }
 
 fn request(target: Target<'_>, range: Option<(u64, Option<u64>)>, validator: &Validator) -> RequestBuilder {
     // A compressed answer could be neither continued nor hashed.
     let mut request = target.client.get(target.url.clone()).header(ACCEPT_ENCODING, "identity");
-    if let Some(token) = target.token {
+    if let Auth::Bearer(token) = target.auth {
         // reqwest drops the header when a redirect leaves the host, the port or the scheme.
         request = request.bearer_auth(token.reveal());
     }
@@ -115,7 +142,13 @@ pub(super) enum Answer {
 
 /// Decides what an answer to a request from byte `offset` on means. `known` is what the server called the file when the
 /// bytes before came.
-pub(super) fn judge(address: &str, status: StatusCode, headers: &HeaderMap, offset: u64, known: &Validator) -> Answer {
+pub(super) fn judge(
+    (place, address): (Place, &str),
+    status: StatusCode,
+    headers: &HeaderMap,
+    offset: u64,
+    known: &Validator,
+) -> Answer {
     if status.is_success() && headers.get(CONTENT_ENCODING).is_some_and(|value| value != "identity") {
         return Answer::Refused(FetchError::Permanent(format!(
             "{address} is sent compressed though that was not asked for; serve the file as it is"
@@ -131,7 +164,7 @@ pub(super) fn judge(address: &str, status: StatusCode, headers: &HeaderMap, offs
             _ if offset > 0 => Answer::StartOver(format!("{address} is shorter than the bytes that came before")),
             _ => Answer::Refused(FetchError::Permanent(format!("{address} is empty; upload the file again"))),
         },
-        _ => Answer::Refused(refusal(address, status, headers)),
+        _ => Answer::Refused(refusal(place, address, status, headers)),
     }
 }
 
@@ -152,14 +185,42 @@ fn judge_range(address: &str, headers: &HeaderMap, offset: u64, known: &Validato
 }
 
 /// Why there is no body, and what to do.
-fn refusal(address: &str, status: StatusCode, headers: &HeaderMap) -> FetchError {
+pub(super) fn refusal(place: Place, address: &str, status: StatusCode, headers: &HeaderMap) -> FetchError {
     let permanent = |what: &str| FetchError::Permanent(format!("{address} answers {status}: {what}"));
     match status {
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => permanent(
-            "give credentials with secretRef (key token) beside its uri in the spec, or check that they allow this file",
-        ),
-        StatusCode::NOT_FOUND | StatusCode::GONE => {
-            permanent("there is no such file; correct its uri in the spec, or upload the file")
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => permanent(match place {
+            Place::Here | Place::Web => {
+                "give credentials with secretRef (key token) beside its uri in the spec, or check that they allow this file"
+            }
+            Place::HuggingFace => {
+                "give a token with secretRef (key token) beside its uri in the spec; of a gated model, first accept the \
+                 terms on its page, with the token's account"
+            }
+            Place::Bucket => {
+                "give a key with secretRef (keys AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) beside its uri in the spec, \
+                 or check that it allows this object, and that bucket, region and endpoint are right"
+            }
+            Place::Registry => {
+                "give a login with secretRef (keys username and password, or a Secret of the type \
+                 kubernetes.io/dockerconfigjson) beside its uri in the spec, or check that it allows this repository"
+            }
+        }),
+        StatusCode::NOT_FOUND | StatusCode::GONE => permanent(match place {
+            Place::Registry => {
+                "the repository has no blob with this sha256; give that of the layer that is the GGUF file, as oras \
+                 manifest fetch shows it, or push the file"
+            }
+            _ => "there is no such file; correct its uri in the spec, or upload the file",
+        }),
+        status if status.is_redirection() && place == Place::Bucket => {
+            let region = headers.get("x-amz-bucket-region").and_then(|region| region.to_str().ok());
+            permanent(&format!(
+                "the bucket is in another region{}; correct region beside its uri in the spec",
+                region.map(|region| format!(" ({})", region.chars().take(64).collect::<String>())).unwrap_or_default()
+            ))
+        }
+        StatusCode::BAD_REQUEST if place == Place::Bucket => {
+            permanent("correct region or endpoint beside its uri in the spec")
         }
         StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS => {
             later(address, status, headers)
@@ -311,7 +372,7 @@ mod tests {
 
     fn judged(status: u16, list: &[(&'static str, &str)], offset: u64, etag: Option<&str>) -> Answer {
         let known = Validator { etag: etag.map(str::to_owned), last_modified: None };
-        judge("http://h/m", StatusCode::from_u16(status).unwrap(), &headers(list), offset, &known)
+        judge((Place::Web, "http://h/m"), StatusCode::from_u16(status).unwrap(), &headers(list), offset, &known)
     }
 
     #[test]
@@ -407,7 +468,8 @@ mod tests {
     async fn asked(reach: Reach, url: &str, token: Option<&Token>) -> Result<Response, FetchError> {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let (client, url) = (client(reach, None).unwrap(), Url::parse(url).unwrap());
-        let target = Target { client: &client, reach, url: &url, token, address: "the address" };
+        let auth = token.map_or(Auth::None, Auth::Bearer);
+        let target = Target { client: &client, reach, url: &url, auth, place: Place::Web, address: "the address" };
         send(target, None, &Validator::default()).await
     }
 

@@ -10,6 +10,8 @@ pub const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 pub const READ_LIMIT: Duration = Duration::from_secs(30);
 /// Redirects that are followed for one request.
 pub const MAX_REDIRECTS: usize = 5;
+/// The longest answer that is read of who hands out a registry's tokens.
+pub const MAX_TOKEN_ANSWER_BYTES: usize = 64 * 1024;
 /// The wait before the first new try; it doubles with each one that brought no byte.
 pub const RETRY_BACKOFF_MIN: Duration = Duration::from_millis(500);
 /// The longest wait before a new try, a server's `Retry-After` included.

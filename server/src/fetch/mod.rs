@@ -18,7 +18,9 @@ mod magic;
 mod partial;
 mod progress;
 mod reach;
+mod registry;
 mod source;
+mod stores;
 mod volume;
 
 use std::collections::HashMap;
@@ -29,7 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use reqwest::Client;
+use reqwest::{Client, Url};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -38,18 +40,21 @@ pub use digest::{Digest, InvalidDigest};
 pub use error::FetchError;
 pub use progress::FetchProgress;
 pub use reach::Reach;
-pub use source::{Source, SourceError, Token};
+pub use registry::Login;
+pub(crate) use source::names;
+pub use source::{Credential, CredentialKind, S3Key, Source, SourceError, Token};
+pub use stores::StoreSettings;
 pub use volume::VerifiedFile;
 
 use cache::Grant;
 use download::{Download, blocking};
 use flight::{Caller, Flight, Right};
-use http::{Answer, Target};
+use http::{Answer, Auth, Target};
 use limits::{FILE_BUFFER_BYTES, MAX_CLIENTS_WITH_CA, RETRY_BACKOFF_MAX, RETRY_BACKOFF_MIN};
 use magic::Magic;
 use partial::{Partial, Validator};
 use progress::Meter;
-use source::Location;
+use source::{Location, Place};
 use volume::VolumeFile;
 
 /// Fetches model files into one cache.
@@ -156,12 +161,13 @@ impl Fetcher {
                 let read = move || peek_file(&file.resolve()?, bytes).map_err(|error| file.unreadable(&error));
                 blocking(read).await?.map(Some)
             }
-            Location::Http(url) => {
+            Location::Http(_) | Location::S3(_) => {
                 let range = Some((0, Some(bytes.saturating_sub(1))));
                 let validator = Validator::default();
-                let client = self.client(source)?;
-                let response = http::send(self.target(&client, source, url, &address), range, &validator).await?;
-                match http::judge(&address, response.status(), response.headers(), 0, &validator) {
+                let (client, url) = (self.client(source)?, url(source).await?);
+                let response = http::send(self.target(&client, source, &url), range, &validator).await?;
+                let place = (source.place, address.as_str());
+                match http::judge(place, response.status(), response.headers(), 0, &validator) {
                     Answer::Body { total: Some(total), .. } if response.status() == 206 => {
                         Ok(Some(Peek { prefix: prefix(response, bytes, &address).await?, total }))
                     }
@@ -192,14 +198,15 @@ impl Fetcher {
         Ok(client)
     }
 
-    fn target<'a>(
-        &self,
-        client: &'a Client,
-        source: &'a Source,
-        url: &'a reqwest::Url,
-        address: &'a str,
-    ) -> Target<'a> {
-        Target { client, reach: self.reach, url, token: source.token.as_ref(), address }
+    fn target<'a>(&self, client: &'a Client, source: &'a Source, url: &'a Url) -> Target<'a> {
+        let auth = match (&source.credential, source.place) {
+            (Some(Credential::Token(token)), _) => Auth::Bearer(token),
+            (Some(Credential::Login(login)), Place::Registry) => Auth::Registry(Some(login)),
+            (None, Place::Registry) => Auth::Registry(None),
+            // What signs is in the address by now.
+            _ => Auth::None,
+        };
+        Target { client, reach: self.reach, url, auth, place: source.place, address: source.address() }
     }
 
     /// Brings the file into the cache. Tries again what may pass, until `cancel`.
@@ -357,12 +364,12 @@ impl Fetcher {
                     Err(error) => (Some(partial), Err(error)),
                 }
             }
-            Location::Http(url) => match self.client(source) {
-                Ok(client) => {
-                    let target = self.target(&client, source, url, &address);
+            Location::Http(_) | Location::S3(_) => match (self.client(source), url(source).await) {
+                (Ok(client), Ok(url)) => {
+                    let target = self.target(&client, source, &url);
                     Download { target, grant, progress }.connect(partial).await
                 }
-                Err(error) => (Some(partial), Err(error)),
+                (Err(error), _) | (_, Err(error)) => (Some(partial), Err(error)),
             },
         };
         match result {
@@ -557,6 +564,21 @@ fn open_source(path: &Path) -> io::Result<(File, u64)> {
     let file = File::open(path)?;
     let total = file.metadata()?.len();
     Ok((file, total))
+}
+
+/// Where a request is made to for a source that is not a file of this machine.
+async fn url(source: &Source) -> Result<Url, FetchError> {
+    match &source.location {
+        Location::Http(url) => Ok(url.clone()),
+        Location::S3(object) => {
+            let key = match &source.credential {
+                Some(Credential::S3Key(key)) => Some(key),
+                _ => None,
+            };
+            object.url(key).await
+        }
+        Location::File(_) | Location::Volume(_) => Err(FetchError::Permanent(format!("{source} has no address"))),
+    }
 }
 
 fn peek_file(path: &Path, bytes: u64) -> io::Result<Peek> {

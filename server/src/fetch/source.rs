@@ -1,19 +1,29 @@
-//! Where a model file comes from, checked once: an address that can be used, and a token that may be sent to it.
+//! Where a model file comes from, checked once: an address that can be used, and a credential that may be sent to it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gantry_crds::address::shown;
+use object_store::aws::AmazonS3Builder;
 use reqwest::Url;
 
+use super::digest::Digest;
+use super::registry::Login;
+use super::stores::{S3Object, StoreSettings, hugging_face, registry_blob};
 use super::volume::VolumeFile;
+
+/// The port of https://.
+const HTTPS_PORT: u16 = 443;
 
 /// A place that can be fetched from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     pub(super) location: Location,
-    pub(super) token: Option<Token>,
+    pub(super) place: Place,
+    /// As it is shown: without what may be secret in it.
+    address: String,
+    pub(super) credential: Option<Credential>,
     /// Certificates of further authorities, as PEM.
     pub(super) ca: Option<Arc<str>>,
 }
@@ -21,8 +31,59 @@ pub struct Source {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Location {
     Http(Url),
+    S3(S3Object),
     File(PathBuf),
     Volume(VolumeFile),
+}
+
+/// What kind of place it is: what to do about a refusal depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Here,
+    Web,
+    HuggingFace,
+    Bucket,
+    Registry,
+}
+
+/// What a source is told of who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Credential {
+    /// Sent as it is.
+    Token(Token),
+    /// Requests are signed with it.
+    S3Key(S3Key),
+    /// Tokens are handed out for it.
+    Login(Login),
+}
+
+/// Which of these a source takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CredentialKind {
+    /// [`Credential::Token`].
+    Token,
+    /// [`Credential::S3Key`].
+    S3Key,
+    /// [`Credential::Login`].
+    Login,
+}
+
+/// A key of S3's, whose secret part no log and no message shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct S3Key {
+    /// Names the key.
+    pub id: String,
+    /// Signs.
+    pub secret: Token,
+    /// Where the key is one for a time.
+    pub session: Option<Token>,
+}
+
+impl S3Key {
+    pub(super) fn given_to(&self, builder: AmazonS3Builder) -> AmazonS3Builder {
+        let builder = builder.with_access_key_id(&self.id).with_secret_access_key(self.secret.reveal());
+        self.session.iter().fold(builder, |builder, session| builder.with_token(session.reveal()))
+    }
 }
 
 /// A bearer token, which no log and no message shows.
@@ -50,7 +111,7 @@ impl fmt::Debug for Token {
 /// An address that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
-    /// It is not an address.
+    /// It is not an address, or not one of its kind.
     #[error("{address:?} is not an address ({reason}); use one like https://host/path/model.gguf")]
     NotAnAddress {
         /// As it was given.
@@ -58,47 +119,118 @@ pub enum SourceError {
         /// What the parser says.
         reason: String,
     },
+    /// It names nothing where its scheme leads.
+    #[error("{address:?} names no file; {way_out}")]
+    NamesNothing {
+        /// As it was given.
+        address: String,
+        /// What to write.
+        way_out: &'static str,
+    },
     /// This release does not fetch from there.
-    #[error("models cannot be fetched from {0}:// in this release; use https://, http:// or file://")]
+    #[error(
+        "models cannot be fetched from {0}:// in this release; use https://, http://, hf://, s3://, oci:// or file://"
+    )]
     UnsupportedScheme(String),
-    /// A token would be readable on the way.
+    /// A secret would be readable on the way.
     #[error("a token is sent over https:// only; use an address of https://, or leave secretRef out")]
     TokenOverHttp,
     /// A file's address without a path on this machine.
     #[error("{0:?} names no file of this pod; use file:///path/model.gguf")]
     NotALocalFile(String),
+    /// The digest of a blob is its name.
+    #[error("{0:?} needs the sha256 of the file; give it")]
+    NeedsDigest(String),
+}
+
+impl SourceError {
+    pub(super) fn wrong(address: &str, way_out: &'static str) -> Self {
+        Self::NamesNothing { address: shown(address), way_out }
+    }
 }
 
 impl Source {
-    /// Checks an address.
+    /// Checks an address of https://, http:// or file://.
     ///
     /// # Errors
     /// It is no address, its scheme is not supported, or a token would travel in the clear.
     pub fn parse(address: &str, token: Option<Token>) -> Result<Self, SourceError> {
-        let shown = || shown(address);
-        let url = Url::parse(address)
-            .map_err(|error| SourceError::NotAnAddress { address: shown(), reason: error.to_string() })?;
-        let location = match url.scheme() {
-            "http" if token.is_some() => return Err(SourceError::TokenOverHttp),
-            "http" | "https" => Location::Http(url),
-            "file" => Location::File(url.to_file_path().map_err(|()| SourceError::NotALocalFile(shown()))?),
-            other => return Err(SourceError::UnsupportedScheme(other.to_owned())),
-        };
-        Ok(Self { location, token, ca: None })
+        let source = Self::of_store(address, StoreSettings::default(), None)?;
+        match token {
+            Some(token) => {
+                source.credential_host()?;
+                Ok(source.with_credential(Credential::Token(token)))
+            }
+            None => Ok(source),
+        }
     }
 
-    /// The host and the port to which a token for this source would be sent.
+    /// Checks an address of any kind. `digest` is that of the file, by which registries know it.
     ///
     /// # Errors
-    /// A token would be readable on the way.
-    pub fn token_host(&self) -> Result<(String, u16), SourceError> {
-        match &self.location {
-            Location::Http(url) if url.scheme() == "https" => {
-                let host = url.host_str().unwrap_or_default().trim_end_matches('.').to_owned();
-                Ok((host, url.port_or_known_default().unwrap_or_default()))
+    /// It is no address, or its scheme is not supported.
+    pub fn of_store(address: &str, settings: StoreSettings<'_>, digest: Option<Digest>) -> Result<Self, SourceError> {
+        let scheme = address.split_once("://").map_or("", |(scheme, _)| scheme);
+        let (location, place) = match scheme {
+            "hf" => (Location::Http(hugging_face(address, settings)?), Place::HuggingFace),
+            "s3" => (Location::S3(S3Object::parse(address, settings)?), Place::Bucket),
+            "oci" => {
+                let digest = digest.ok_or_else(|| SourceError::NeedsDigest(shown(address)))?;
+                (Location::Http(registry_blob(address, settings, digest)?), Place::Registry)
             }
-            _ => Err(SourceError::TokenOverHttp),
+            _ => {
+                let url = Url::parse(address).map_err(|error| SourceError::NotAnAddress {
+                    address: shown(address),
+                    reason: error.to_string(),
+                })?;
+                match url.scheme() {
+                    "http" | "https" => (Location::Http(url), Place::Web),
+                    "file" => {
+                        let path = url.to_file_path().map_err(|()| SourceError::NotALocalFile(shown(address)))?;
+                        return Ok(Self::file(path));
+                    }
+                    other => return Err(SourceError::UnsupportedScheme(other.to_owned())),
+                }
+            }
+        };
+        let address = match (&location, place) {
+            (Location::Http(url), Place::Web) => shown(url.as_str()),
+            _ => shown(address),
+        };
+        Ok(Self { location, place, address, credential: None, ca: None })
+    }
+
+    fn here(location: Location, address: String) -> Self {
+        Self { location, place: Place::Here, address, credential: None, ca: None }
+    }
+
+    /// As it is shown.
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// What the source takes to know who asks.
+    #[must_use]
+    pub fn credential_kind(&self) -> CredentialKind {
+        match self.place {
+            Place::Bucket => CredentialKind::S3Key,
+            Place::Registry => CredentialKind::Login,
+            Place::Here | Place::Web | Place::HuggingFace => CredentialKind::Token,
         }
+    }
+
+    /// The host and the port that a credential for this source is meant for.
+    ///
+    /// # Errors
+    /// It would be readable on the way. What signs with a key does not send it.
+    pub fn credential_host(&self) -> Result<(String, u16), SourceError> {
+        let url = match &self.location {
+            Location::Http(url) if url.scheme() == "https" => url,
+            Location::S3(object) => object.endpoint(),
+            _ => return Err(SourceError::TokenOverHttp),
+        };
+        let host = url.host_str().unwrap_or_default().trim_end_matches('.').to_owned();
+        Ok((host, url.port_or_known_default().unwrap_or_default()))
     }
 
     /// The source, whose host's certificate may be signed by these authorities as well: their certificates as PEM.
@@ -107,10 +239,10 @@ impl Source {
         Self { ca: Some(ca.into()), ..self }
     }
 
-    /// The source with a token that is sent to its host.
+    /// The source with what its host is told of who asks.
     #[must_use]
-    pub fn with_token(self, token: Token) -> Self {
-        Self { token: Some(token), ..self }
+    pub fn with_credential(self, credential: Credential) -> Self {
+        Self { credential: Some(credential), ..self }
     }
 
     /// A file at `path` on a claim that is mounted in `folder`, under its name. Where it may be read `in_place` it is not copied
@@ -118,25 +250,43 @@ impl Source {
     #[must_use]
     pub fn volume(folder: &Path, claim: &str, path: &str, in_place: bool) -> Self {
         let file = VolumeFile { folder: folder.to_owned(), claim: claim.to_owned(), path: path.to_owned(), in_place };
-        Self { location: Location::Volume(file), token: None, ca: None }
+        let address = file.to_string();
+        Self::here(Location::Volume(file), address)
     }
 
     /// A file of this machine.
     #[must_use]
     pub fn file(path: impl AsRef<Path>) -> Self {
-        Self { location: Location::File(path.as_ref().to_owned()), token: None, ca: None }
+        let address = shown(&path.as_ref().display().to_string());
+        Self::here(Location::File(path.as_ref().to_owned()), address)
     }
 }
 
 /// The address without what may be secret in it: user, password, query, fragment.
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.location {
-            Location::File(path) => f.write_str(&shown(&path.display().to_string())),
-            Location::Volume(file) => file.fmt(f),
-            Location::Http(url) => f.write_str(&shown(url.as_str())),
-        }
+        f.write_str(&self.address)
     }
+}
+
+/// Whether a list of hosts has this one: `huggingface.co`, `*.example.com` (any host below it, and not itself) or
+/// `files.ns.svc:8443`; without a port, https's own.
+pub(crate) fn names(hosts: &str, host: &str, port: u16) -> bool {
+    let host = host.to_ascii_lowercase();
+    hosts.split([',', ' ', '\n']).map(str::trim).filter(|entry| !entry.is_empty()).any(|entry| {
+        let with_port = entry.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+        let (pattern, its_port) = with_port.unwrap_or((entry, HTTPS_PORT));
+        let pattern = pattern.to_ascii_lowercase();
+        let same_host = match pattern.strip_prefix("*.") {
+            // Below a top-level domain anybody may have a host.
+            Some(domain) if domain.contains('.') => {
+                host.strip_suffix(domain).is_some_and(|below| below.len() > 1 && below.ends_with('.'))
+            }
+            Some(_) => false,
+            None => pattern == host,
+        };
+        same_host && its_port == port
+    })
 }
 
 #[cfg(test)]
@@ -151,8 +301,14 @@ mod tests {
         }
         for (bad, says) in [
             ("m.gguf", "https://host/path"),
-            ("s3://bucket/m.gguf", "s3:// in this release"),
-            ("hf://a/b@c/m.gguf", "hf:// in this release"),
+            ("gs://bucket/m.gguf", "gs:// in this release"),
+            ("s3://bucket", "s3://bucket/path/model.gguf"),
+            ("s3://a b/m.gguf", "s3://bucket/path/model.gguf"),
+            ("s3://bucket/a/../m.gguf", "s3://bucket/path/model.gguf"),
+            ("hf://a/m.gguf", "hf://owner/repository@revision/path/model.gguf"),
+            ("hf://a/b@/m.gguf", "hf://owner/repository@revision/path/model.gguf"),
+            ("hf://a/b@c/../../x/m.gguf", "hf://owner/repository@revision/path/model.gguf"),
+            ("oci://registry/m:v1", "needs the sha256"),
             ("file://host/m.gguf", "file:///path"),
         ] {
             let error = Source::parse(bad, None).unwrap_err().to_string();
@@ -164,11 +320,42 @@ mod tests {
     }
 
     #[test]
+    fn addresses_of_stores_are_those_of_files() {
+        let digest: Digest = "ab".repeat(32).parse().unwrap();
+        let blob = format!("blobs/sha256:{digest}");
+        for (address, endpoint, wanted) in [
+            ("hf://o/r@0a1b/d/m Q4.gguf", None, "https://huggingface.co/o/r/resolve/0a1b/d/m%20Q4.gguf".to_owned()),
+            ("hf://o/r/m.gguf", Some("https://mirror/hub/"), "https://mirror/hub/o/r/resolve/main/m.gguf".to_owned()),
+            ("oci://ghcr.io/acme/models/chat:v3", None, format!("https://ghcr.io/v2/acme/models/chat/{blob}")),
+            ("oci://docker.io/ai/m@sha256:0a", None, format!("https://registry-1.docker.io/v2/ai/m/{blob}")),
+            ("oci://localhost:5000/m", Some("http://r.ns.svc:5000"), format!("http://r.ns.svc:5000/v2/m/{blob}")),
+        ] {
+            let settings = StoreSettings { endpoint, region: None };
+            let source = Source::of_store(address, settings, Some(digest)).unwrap();
+            assert_eq!(source.location, Location::Http(Url::parse(&wanted).unwrap()), "{address}");
+            assert_eq!(source.to_string(), address);
+        }
+        let host = |address: &str, endpoint| {
+            let settings = StoreSettings { endpoint, region: Some("eu-central-1") };
+            Source::of_store(address, settings, Some(digest)).unwrap().credential_host()
+        };
+        assert_eq!(host("s3://b/m.gguf", None), Ok(("s3.eu-central-1.amazonaws.com".to_owned(), 443)));
+        assert_eq!(host("s3://b/m.gguf", Some("http://minio:9000")), Ok(("minio".to_owned(), 9000)), "nothing is sent");
+        assert_eq!(host("oci://r/m", Some("http://registry:5000")), Err(SourceError::TokenOverHttp));
+        for endpoint in ["registry:5000", "ftp://r", "https://me:hush@r", "https://r?x=1", "https://"] {
+            let settings = StoreSettings { endpoint: Some(endpoint), region: None };
+            let told = Source::of_store("oci://r/m", settings, Some(digest)).unwrap_err().to_string();
+            assert!(told.contains("an address like https://host:port") && !told.contains("me:hush"), "{told}");
+        }
+    }
+
+    #[test]
     fn secrets_are_not_shown() {
         let source = Source::parse("https://user:pass@h:1/m.gguf?sig=hush#x", Some(Token::new(" hush\n"))).unwrap();
         assert_eq!(source.to_string(), "https://h:1/m.gguf");
-        assert_eq!(source.token.as_ref().unwrap().reveal(), "hush");
-        assert!(!format!("{:?}", source.token).contains("hush"));
+        let Some(Credential::Token(token)) = &source.credential else { panic!("{source:?}") };
+        assert_eq!(token.reveal(), "hush");
+        assert!(!format!("{:?}", source.credential).contains("hush"));
         for bad in
             ["https://user:hush@", "https://h:hush/m?hush", "file://user:hush@host/m.gguf?hush", "user:hush@h/m?hush"]
         {

@@ -21,16 +21,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_crds::inference_service::{GpuSplitSpec, PromptsGate, RuntimeSpec, SourceSpec};
+use gantry_crds::inference_service::{EmbeddingsSpec, GpuSplitSpec, PromptsGate, RuntimeSpec, SourceSpec};
 use gantry_crds::scalars::DurationString;
 use gantry_crds::status::{CandidatePhase, GateName, NamedVersion, WaitReason};
-use gantry_engine::{ALL_LAYERS, DiskCacheConfig, GpuSplit, SplitMode, TemplateReport};
+use gantry_engine::{ALL_LAYERS, DiskCacheConfig, GpuSplit, PooledConfig, Pooling, SplitMode, TemplateReport};
 use gantry_gguf::{GgufError, Header, Summary};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::fetch::limits::{PEEK_FIRST_BYTES, PEEK_MAX_BYTES};
-use crate::fetch::{Backoff, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Source};
+use crate::fetch::{Backoff, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Source, StoreSettings};
 use crate::processors::Processors;
 use crate::version::{
     DraftSettings, EngineTuning, RuntimeSettings, Scheduling, Trial, Version, VersionSpec, WorkerConfig,
@@ -42,6 +42,7 @@ use objects::{NotThere, Objects};
 use refusals::{fetch_refusal, format_refusal, load_refusal};
 use report::quantity;
 pub use report::{Board, Refusal, Report};
+use settings::PoolingUnfit;
 
 /// What the gates work with.
 pub struct Gates {
@@ -235,7 +236,7 @@ impl Gates {
             let fetched = format!("{}, cached", quantity(file.bytes()));
             return Ok((file, fetched));
         }
-        let source = self.source(job, field, spec, report).await.map_err(refuse)?;
+        let source = self.source(job, (field, digest), spec, report).await.map_err(refuse)?;
         if let Some(draft) = ahead {
             self.look_ahead(job, draft, &source, report).await?;
         }
@@ -245,7 +246,13 @@ impl Gates {
     }
 
     /// The place to fetch from, with its credentials.
-    async fn source(&self, job: &Job, field: &str, spec: &SourceSpec, report: &Report) -> Result<Source, String> {
+    async fn source(
+        &self,
+        job: &Job,
+        (field, digest): (&str, Digest),
+        spec: &SourceSpec,
+        report: &Report,
+    ) -> Result<Source, String> {
         let uri = match (&spec.uri, &spec.pvc) {
             (Some(uri), None) => uri,
             (None, Some(pvc)) => {
@@ -254,13 +261,16 @@ impl Gates {
             _ => return Err(format!("{field}: give exactly one of uri and pvc")),
         };
         let wrong = |error| format!("{field}.uri: {error}");
-        let mut source = Source::parse(uri, None).map_err(wrong)?;
+        let settings = StoreSettings { endpoint: spec.endpoint.as_deref(), region: spec.region.as_deref() };
+        let mut source = Source::of_store(uri, settings, Some(digest)).map_err(wrong)?;
         if let Some(ca) = &spec.ca {
             source = source.with_ca(&awaited(report, || self.objects.authorities(&ca.config_map_ref.name)).await);
         }
         let Some(secret) = &spec.secret_ref else { return Ok(source) };
-        let (host, port) = source.token_host().map_err(wrong)?;
-        Ok(source.with_token(awaited(report, || self.objects.token(&secret.name, &host, port)).await))
+        let (host, port) = source.credential_host().map_err(wrong)?;
+        let kind = source.credential_kind();
+        let credential = awaited(report, || self.objects.credential(&secret.name, kind, (&host, port))).await;
+        Ok(source.with_credential(credential))
     }
 
     /// Judges the header before the download, where the source serves parts of files.
@@ -279,7 +289,7 @@ impl Gates {
             match gantry_gguf::read_header_prefix(&peek.prefix, peek.total) {
                 Ok(header) => {
                     report.gguf(header.summary());
-                    generates(header.summary())?;
+                    check_use(&job.version.runtime, &header)?;
                     return check_memory(job, draft, header.summary(), report).map(drop).map_err(|refusal| {
                         report.pass(GateName::Format, format_value(&header));
                         refusal.into()
@@ -423,7 +433,7 @@ async fn check_file(
     let header = read_header(model.path()).await?;
     let summary = header.summary().clone();
     report.gguf(&summary);
-    generates(&summary)?;
+    check_use(&job.version.runtime, &header)?;
     report.pass(GateName::Format, format_value(&header));
     let fit = check_memory(job, draft, &summary, report)?;
     Ok((summary, fit))
@@ -450,17 +460,31 @@ async fn read_header(path: &Path) -> Result<Header, Refusal> {
     }
 }
 
-/// Pods generate text.
-fn generates(summary: &Summary) -> Result<(), Refusal> {
-    if !summary.encoder {
-        return Ok(());
+/// Whether the model does what is asked of it.
+fn check_use(runtime: &RuntimeSpec, header: &Header) -> Result<(), Refusal> {
+    let embeddings = runtime.embeddings.as_ref().map(pooled);
+    let summary = header.summary();
+    if summary.encoder && embeddings.is_none() {
+        let what = format!(
+            "architecture \"{}\" is an encoder, which gives vectors of texts and no text; ask for them with \
+             spec.runtime.embeddings, or use a model that generates text",
+            summary.architecture
+        );
+        return Err(Refusal::new(GateName::Format, what).with_value("an encoder"));
     }
-    let what = format!(
-        "architecture \"{}\" is an encoder: it gives vectors of texts, which pods do not serve in this release; use a model \
-         that generates text, or gantry-server serve --embeddings",
-        summary.architecture
-    );
-    Err(Refusal::new(GateName::Format, what).with_value("an encoder"))
+    settings::check_pooling(embeddings.as_ref(), header).map_err(|unfit| {
+        let what = match unfit {
+            PoolingUnfit::NoReranker => {
+                "the model is no reranker: its file names no rank pooling; leave spec.runtime.embeddings.pooling out, or use a \
+                 reranker"
+            }
+            PoolingUnfit::Unnamed => {
+                "the model's file does not say how the vectors of a text's tokens become one; say it with \
+                 spec.runtime.embeddings.pooling (Mean, Cls or Last)"
+            }
+        };
+        Refusal::new(GateName::Format, what.to_owned()).with_value("pooling")
+    })
 }
 
 fn check_memory(job: &Job, draft: Option<&DraftModel>, summary: &Summary, report: &Report) -> Result<String, Refusal> {
@@ -553,8 +577,22 @@ pub fn runtime_settings(spec: &RuntimeSpec, scheduling: Scheduling, gpu: bool) -
             prompt_lookup: spec.speculative.as_ref().filter(|s| s.prompt_lookup).map_or(0, |s| s.max_tokens),
             ..EngineTuning::default()
         },
-        pooled: None,
+        pooled: spec.embeddings.as_ref().map(pooled),
+        cuts_vectors: spec.embeddings.as_ref().and_then(|embeddings| embeddings.matryoshka).unwrap_or_default(),
     }
+}
+
+/// What is asked for beside text.
+fn pooled(spec: &EmbeddingsSpec) -> PooledConfig {
+    use gantry_crds::inference_service::PoolingKind as Kind;
+    let defaults = PooledConfig::default();
+    let pooling = spec.pooling.map(|kind| match kind {
+        Kind::Mean => Pooling::Mean,
+        Kind::Cls => Pooling::Cls,
+        Kind::Last => Pooling::Last,
+        Kind::Rank => Pooling::Rank,
+    });
+    PooledConfig { pooling, batch_tokens: spec.batch_tokens.unwrap_or(defaults.batch_tokens), ..defaults }
 }
 
 /// A duration of the spec; the API server has checked it, and one that it would refuse today is left out.

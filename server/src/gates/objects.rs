@@ -6,12 +6,18 @@
 //! Whoever writes an InferenceService names a Secret and an address, and need not be somebody who may read the Secret. So its
 //! token goes only to hosts that the Secret itself names ([`HOSTS_ANNOTATION`]), which is for its owner to write.
 
+use std::collections::BTreeMap;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use gantry_crds::HOSTS_ANNOTATION;
 use gantry_crds::status::WaitReason;
+use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::{Api, Client, ResourceExt};
+use serde::Deserialize;
 
-use crate::fetch::Token;
+use crate::fetch::{Credential, CredentialKind, Login, S3Key, Token, names};
 
 /// The ConfigMap's key with the golden prompts.
 pub const PROMPTS_KEY: &str = "prompts.jsonl";
@@ -19,6 +25,19 @@ pub const PROMPTS_KEY: &str = "prompts.jsonl";
 pub const CA_KEY: &str = "ca.crt";
 /// The Secret's key with the bearer token.
 pub const TOKEN_KEY: &str = "token";
+/// The Secret's keys with a key of S3's, named as the variables that everybody knows.
+const AWS_KEY_ID_KEY: &str = "AWS_ACCESS_KEY_ID";
+const AWS_SECRET_KEY: &str = "AWS_SECRET_ACCESS_KEY";
+const AWS_SESSION_KEY: &str = "AWS_SESSION_TOKEN";
+/// The Secret's keys with a login at a registry.
+const USER_KEY: &str = "username";
+const PASSWORD_KEY: &str = "password";
+/// The type of Secrets with logins at registries that kubectl makes, and their key.
+const DOCKER_SECRET_TYPE: &str = "kubernetes.io/dockerconfigjson";
+const DOCKER_CONFIG_KEY: &str = ".dockerconfigjson";
+/// Under this name such a Secret has the login for Docker Hub, which answers at another host.
+const DOCKER_HUB_LOGIN: &str = "index.docker.io";
+const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
 
 /// The type of Secrets that are used. Others hold what was made for something else, a service account's token for instance.
 const SECRET_TYPE: &str = "Opaque";
@@ -81,28 +100,111 @@ impl Objects {
         Ok(pem)
     }
 
-    /// The bearer token, for a request to this host and port.
+    /// What a source is to be told of who asks, for requests to this host and port.
     ///
     /// # Errors
     /// Says what is missing.
-    pub async fn token(&self, secret: &str, host: &str, port: u16) -> Result<Token, NotThere> {
+    pub async fn credential(
+        &self,
+        secret: &str,
+        kind: CredentialKind,
+        (host, port): (&str, u16),
+    ) -> Result<Credential, NotThere> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let object = api.get(secret).await.map_err(|error| match error {
             kube::Error::Api(status) if status.code == 403 => not_lent(secret, &wanted_host(host, port)),
             error => not_there(Kind::Secret, secret, &error),
         })?;
-        may_be_sent(&object, secret, host, port)?;
-        let mut data = object.data.unwrap_or_default();
-        let bytes = data.remove(TOKEN_KEY).ok_or_else(|| missing_key(Kind::Secret, secret, TOKEN_KEY, data.keys()))?;
-        let invalid = || NotThere {
-            reason: WaitReason::SecretInvalid,
-            message: format!("key {TOKEN_KEY} of Secret {secret} is no bearer token; store the token alone"),
-        };
-        let text = String::from_utf8(bytes.0).map_err(|_| invalid())?;
-        if text.trim().is_empty() || !text.trim().bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(invalid());
+        let hosts = may_be_sent(&object, secret, kind, (host, port))?.to_owned();
+        let keys = Keys { secret, data: object.data.unwrap_or_default() };
+        match kind {
+            CredentialKind::Token => keys.needed(TOKEN_KEY).map(Credential::Token),
+            CredentialKind::S3Key => Ok(Credential::S3Key(S3Key {
+                id: keys.plain(AWS_KEY_ID_KEY)?,
+                secret: keys.needed(AWS_SECRET_KEY)?,
+                session: keys.optional(AWS_SESSION_KEY)?,
+            })),
+            CredentialKind::Login if object.type_.as_deref() == Some(DOCKER_SECRET_TYPE) => {
+                keys.docker_login(host, port, hosts).map(Credential::Login)
+            }
+            CredentialKind::Login => {
+                let (user, password) = (keys.plain(USER_KEY)?, keys.needed(PASSWORD_KEY)?);
+                Ok(Credential::Login(Login { user, password, hosts }))
+            }
         }
-        Ok(Token::new(&text))
+    }
+}
+
+/// The keys of a Secret that may be used.
+struct Keys<'a> {
+    secret: &'a str,
+    data: BTreeMap<String, ByteString>,
+}
+
+impl Keys<'_> {
+    fn optional(&self, key: &str) -> Result<Option<Token>, NotThere> {
+        self.data.contains_key(key).then(|| self.plain(key)).transpose().map(|text| text.map(|text| Token::new(&text)))
+    }
+
+    fn needed(&self, key: &str) -> Result<Token, NotThere> {
+        self.plain(key).map(|text| Token::new(&text))
+    }
+
+    /// The text of a key, which is one word.
+    fn plain(&self, key: &str) -> Result<String, NotThere> {
+        let secret = self.secret;
+        let bytes = self.data.get(key).ok_or_else(|| missing_key(Kind::Secret, secret, key, self.data.keys()))?;
+        let text = str::from_utf8(&bytes.0).unwrap_or_default().trim();
+        if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            let what = if key == TOKEN_KEY {
+                "no bearer token; store the token alone"
+            } else {
+                "not one word; store it alone"
+            };
+            return Err(invalid_secret(format!("key {key} of Secret {secret} is {what}")));
+        }
+        Ok(text.to_owned())
+    }
+
+    /// The login for a registry, of those that `docker login` and `kubectl create secret docker-registry` write.
+    fn docker_login(&self, host: &str, port: u16, hosts: String) -> Result<Login, NotThere> {
+        let (secret, key) = (self.secret, DOCKER_CONFIG_KEY);
+        let bytes = self.data.get(key).ok_or_else(|| missing_key(Kind::Secret, secret, key, self.data.keys()))?;
+        let config: DockerConfig = serde_json::from_slice(&bytes.0)
+            .map_err(|_| invalid_secret(format!("key {key} of Secret {secret} is no config.json of docker's")))?;
+        let wanted = wanted_host(host, port);
+        let of_host = |(registry, _): &(&String, &DockerAuth)| {
+            let registry = registry.trim_start_matches("https://").split('/').next().unwrap_or_default();
+            registry == wanted || (registry == DOCKER_HUB_LOGIN && host == DOCKER_HUB_HOST)
+        };
+        let none = || invalid_secret(format!("key {key} of Secret {secret} has no login for {wanted}; add it"));
+        let (_, auth) = config.auths.iter().find(of_host).ok_or_else(none)?;
+        let (user, password) = auth.login().ok_or_else(none)?;
+        Ok(Login { user, password: Token::new(&password), hosts })
+    }
+}
+
+/// `config.json` of docker's, as far as it is about logins.
+#[derive(Deserialize)]
+struct DockerConfig {
+    auths: BTreeMap<String, DockerAuth>,
+}
+
+#[derive(Deserialize)]
+struct DockerAuth {
+    username: Option<String>,
+    password: Option<String>,
+    /// Both as for a header: `base64(username:password)`.
+    auth: Option<String>,
+}
+
+impl DockerAuth {
+    fn login(&self) -> Option<(String, String)> {
+        if let (Some(user), Some(password)) = (&self.username, &self.password) {
+            return Some((user.clone(), password.clone()));
+        }
+        let both = String::from_utf8(BASE64_STANDARD.decode(self.auth.as_ref()?).ok()?).ok()?;
+        both.split_once(':').map(|(user, password)| (user.to_owned(), password.to_owned()))
     }
 }
 
@@ -157,9 +259,16 @@ impl Kind {
     }
 }
 
-/// Whether the Secret's token is for this host.
-fn may_be_sent(object: &Secret, name: &str, host: &str, port: u16) -> Result<(), NotThere> {
-    if let Some(type_) = object.type_.as_deref().filter(|type_| *type_ != SECRET_TYPE) {
+/// Whether the Secret's credential is for this host. Gives the list of hosts that it is for.
+fn may_be_sent<'a>(
+    object: &'a Secret,
+    name: &str,
+    kind: CredentialKind,
+    (host, port): (&str, u16),
+) -> Result<&'a str, NotThere> {
+    let is_used =
+        |type_: &&str| *type_ == SECRET_TYPE || (kind == CredentialKind::Login && *type_ == DOCKER_SECRET_TYPE);
+    if let Some(type_) = object.type_.as_deref().filter(|type_| !is_used(type_)) {
         return Err(invalid_secret(format!(
             "Secret {name} is not used, whose type is {type_}; store the source's token in one of the type {SECRET_TYPE} \
              (kubectl create secret generic), and name that one"
@@ -167,8 +276,8 @@ fn may_be_sent(object: &Secret, name: &str, host: &str, port: u16) -> Result<(),
     }
     let wanted = wanted_host(host, port);
     let hosts = object.annotations().get(HOSTS_ANNOTATION);
-    if hosts.is_some_and(|hosts| names(hosts, host, port)) {
-        return Ok(());
+    if let Some(hosts) = hosts.filter(|hosts| names(hosts, host, port)) {
+        return Ok(hosts);
     }
     let (lacks, all) = match hosts {
         Some(hosts) => ("its annotation gantry.dev/hosts does not name that host", format!("{hosts}, {wanted}")),
@@ -197,26 +306,6 @@ fn not_lent(name: &str, wanted: &str) -> NotThere {
 
 fn invalid_secret(message: String) -> NotThere {
     NotThere { reason: WaitReason::SecretInvalid, message }
-}
-
-/// Whether a list of hosts has this one: `huggingface.co`, `*.example.com` (any host below it, and not itself) or
-/// `files.ns.svc:8443`; without a port, https's own.
-fn names(hosts: &str, host: &str, port: u16) -> bool {
-    let host = host.to_ascii_lowercase();
-    hosts.split([',', ' ', '\n']).map(str::trim).filter(|entry| !entry.is_empty()).any(|entry| {
-        let with_port = entry.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
-        let (pattern, its_port) = with_port.unwrap_or((entry, HTTPS_PORT));
-        let pattern = pattern.to_ascii_lowercase();
-        let same_host = match pattern.strip_prefix("*.") {
-            // Below a top-level domain anybody may have a host.
-            Some(domain) if domain.contains('.') => {
-                host.strip_suffix(domain).is_some_and(|below| below.len() > 1 && below.ends_with('.'))
-            }
-            Some(_) => false,
-            None => pattern == host,
-        };
-        same_host && its_port == port
-    })
 }
 
 #[cfg(test)]

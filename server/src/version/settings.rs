@@ -59,6 +59,8 @@ pub struct RuntimeSettings {
     pub engine: EngineTuning,
     /// Embed or score texts, too; `None`: no.
     pub pooled: Option<PooledConfig>,
+    /// Whether the beginnings of the model's vectors are vectors, too.
+    pub cuts_vectors: bool,
 }
 
 /// What the engine decides unless it is told.
@@ -130,6 +132,7 @@ impl Default for RuntimeSettings {
             scheduling: Scheduling::default(),
             engine: EngineTuning::default(),
             pooled: None,
+            cuts_vectors: false,
         }
     }
 }

@@ -6,12 +6,16 @@
 mod api_server;
 mod authorities;
 mod draft;
+mod embeddings;
 mod fetch;
 mod files;
+#[path = "../../llama/tests/common/gguf.rs"]
+mod gguf;
 mod pod;
 mod prefixes;
 #[path = "../http/script.rs"]
 mod script;
+mod stores;
 mod swelling;
 #[path = "../http/template_file.rs"]
 mod template_file;

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::Method;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use gantry_server::agent::{self, AgentConfig, PodHas};
+use gantry_server::fetch::{Credential, CredentialKind, Login, S3Key, Token};
 use gantry_server::processors::Processors;
 use gantry_server::routing::Router;
 use gantry_server::version::{GenerateRequest, SubmitError, WorkerConfig};
@@ -804,13 +807,14 @@ async fn golden_prompts_do_not_overrun_a_short_queue() {
 }
 
 #[tokio::test]
-async fn a_token_is_read_and_what_is_wrong_with_it_is_told_without_it() {
+async fn a_credential_is_read_and_what_is_wrong_with_it_is_told_without_it() {
     let api = ApiServer::new(service());
     let objects = gantry_server::gates::objects::Objects::new(api.client(), "ns");
-    let says = async |part: &str| {
-        let error = objects.token("hub", "huggingface.co", 443).await.unwrap_err().to_string();
+    let says_of = async |kind: CredentialKind, part: &str| {
+        let error = objects.credential("hub", kind, ("huggingface.co", 443)).await.unwrap_err().to_string();
         assert!(error.contains(part) && !error.contains("hush"), "{error}");
     };
+    let says = async |part: &str| says_of(CredentialKind::Token, part).await;
     says("is not there").await;
     // Without a list of hosts the operator grants nobody to read it.
     api.set_forbidden(true);
@@ -836,8 +840,39 @@ async fn a_token_is_read_and_what_is_wrong_with_it_is_told_without_it() {
     secret("Opaque", hosts("huggingface.co"), json!({"token": "aHVzaCBodXNo"}));
     says("is no bearer token").await;
     secret("Opaque", hosts("*.hf.co, huggingface.co"), good());
-    let token = objects.token("hub", "huggingface.co", 443).await.unwrap();
-    assert_eq!(token, gantry_server::fetch::Token::new("hush"));
+    let read = async |kind: CredentialKind| objects.credential("hub", kind, ("huggingface.co", 443)).await.unwrap();
+    let hush = || Token::new("hush");
+    assert_eq!(read(CredentialKind::Token).await, Credential::Token(hush()));
+
+    let listed = || hosts("huggingface.co");
+    secret("Opaque", listed(), json!({"AWS_ACCESS_KEY_ID": "aWQ=", "AWS_SECRET_KEY": "aHVzaA=="}));
+    says_of(CredentialKind::S3Key, "not the key AWS_SECRET_ACCESS_KEY").await;
+    secret("Opaque", listed(), json!({"AWS_ACCESS_KEY_ID": "aWQ=", "AWS_SECRET_ACCESS_KEY": "aHVzaAo="}));
+    let key = S3Key { id: "id".to_owned(), secret: hush(), session: None };
+    assert_eq!(read(CredentialKind::S3Key).await, Credential::S3Key(key));
+
+    let login =
+        || Credential::Login(Login { user: "me".to_owned(), password: hush(), hosts: "huggingface.co".to_owned() });
+    secret("Opaque", listed(), json!({"username": "bWU=", "password": "aHVzaA=="}));
+    assert_eq!(read(CredentialKind::Login).await, login());
+    let docker = |config: Value| json!({".dockerconfigjson": BASE64_STANDARD.encode(config.to_string())});
+    let (docker_type, auth) = ("kubernetes.io/dockerconfigjson", json!({"auth": BASE64_STANDARD.encode("me:hush")}));
+    for config in [
+        json!({"auths": {"huggingface.co": auth}}),
+        json!({"auths": {"https://huggingface.co/v2/": {"username": "me", "password": "hush"}, "other": {}}}),
+    ] {
+        secret(docker_type, listed(), docker(config));
+        assert_eq!(read(CredentialKind::Login).await, login());
+    }
+    says("whose type is kubernetes.io/dockerconfigjson").await;
+    for (config, part) in [
+        (json!({"auths": {"evil.huggingface.co": auth}}), "has no login for huggingface.co"),
+        (json!({"auths": {"huggingface.co": {"auth": "%"}}}), "has no login for huggingface.co"),
+        (json!([1]), "is no config.json of docker's"),
+    ] {
+        secret(docker_type, listed(), docker(config));
+        says_of(CredentialKind::Login, part).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
