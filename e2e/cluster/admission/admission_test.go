@@ -686,8 +686,8 @@ func TestAuthoritiesAreForAddressesOfHTTPS(t *testing.T) {
 		t.Error(told)
 	}
 	for says, told := range map[string]string{
-		"address that starts with https://": judge("http://h/m.gguf", "internal-ca"),
-		"name: use lower-case letters":      judge("https://h/m.gguf", "Internal CA"),
+		"for what is asked over https://": judge("http://h/m.gguf", "internal-ca"),
+		"name: use lower-case letters":    judge("https://h/m.gguf", "Internal CA"),
 	} {
 		if !strings.Contains(told, says) {
 			t.Errorf("%q is expected, it says %s", says, told)
@@ -752,17 +752,72 @@ func TestNamesThatNoObjectHasAreRefused(t *testing.T) {
 
 func TestWhatIsToldOfAddressesNamesNoneThatIsNotFetched(t *testing.T) {
 	rules := specRules(t)
-	for _, uri := range []string{"hf://org/repo/m.gguf", "oci://r/m", "s3://b/m.gguf", "file:///m.gguf", "ftp://h/m.gguf"} {
-		told := rules(map[string]any{"model": map[string]any{"servedName": "chat", "source": map[string]any{"uri": uri}}})
-		for _, scheme := range []string{"hf://", "oci://", "s3://", "gs://", "azure://", "file://"} {
+	for _, uri := range []string{"gs://b/m.gguf", "azure://c/m.gguf", "file:///m.gguf", "ftp://h/m.gguf"} {
+		source := map[string]any{"uri": uri, "sha256": strings.Repeat("a", 64)}
+		told := rules(map[string]any{"model": map[string]any{"servedName": "chat", "source": source}})
+		for _, scheme := range []string{"gs://", "azure://", "file://", "ftp://"} {
 			// The value itself is repeated by the API server, here and there.
 			if strings.Contains(strings.ReplaceAll(told, uri, ""), scheme) {
 				t.Errorf("%s: %s", uri, told)
 			}
 		}
-		if !strings.Contains(told, "https:// ") {
+		if !strings.Contains(told, "https://, http://, hf://, s3:// and oci://") && !strings.Contains(told, "https://, http://, hf://, s3:// or oci://") {
 			t.Errorf("%s: %s", uri, told)
 		}
+	}
+}
+
+func TestAddressesOfStoresAreThoseOfFiles(t *testing.T) {
+	rules := specRules(t)
+	judge := func(uri string, more map[string]any) string {
+		source := map[string]any{"uri": uri, "sha256": strings.Repeat("a", 64)}
+		for name, value := range more {
+			source[name] = value
+		}
+		return rules(map[string]any{"model": map[string]any{"servedName": "chat", "source": source}})
+	}
+	digest := "@sha256:" + strings.Repeat("0a", 32)
+	ca := map[string]any{"configMapRef": map[string]any{"name": "internal-ca"}}
+	for uri, more := range map[string]map[string]any{
+		"hf://org/repo/m.gguf":                    nil,
+		"hf://org/repo@main/folder/m-Q4_K_M.gguf": {"ca": ca},
+		"s3://bucket/folder/m.gguf":               {"endpoint": "https://minio.ns.svc:9000", "region": "eu-central-1", "ca": ca},
+		"s3://my.bucket-1/m":                      {"endpoint": "http://minio:9000/base"},
+		"oci://ghcr.io/org/models/m:v1":           nil,
+		"oci://localhost:5000/m:v1" + digest:      {"endpoint": "http://registry.ns.svc:5000"},
+		"https://h/m.gguf":                        nil,
+	} {
+		if told := judge(uri, more); told != "<nil>" {
+			t.Errorf("%s: %s", uri, told)
+		}
+	}
+	for _, wrong := range []struct {
+		uri, says string
+		more      map[string]any
+	}{
+		{"hf://repo/m.gguf", "use hf://owner/repository@revision", nil},
+		{"hf://org/repo@/m.gguf", "use hf://owner/repository@revision", nil},
+		{"s3://bucket", "use s3://bucket/path", nil},
+		{"s3://b:1/m.gguf", "use s3://bucket/path", nil},
+		{"oci://ghcr.io", "use oci://registry/repository:tag", nil},
+		{"oci://ghcr.io/Org/m", "use oci://registry/repository:tag", nil},
+		{"oci://ghcr.io/org/m@sha256:1", "use oci://registry/repository:tag", nil},
+		{"s3://user:pass@b/m.gguf", "user and password", nil},
+		{"https://h/m.gguf", "endpoint: it is for hf://", map[string]any{"endpoint": "https://h"}},
+		{"hf://o/r/m.gguf", "region: it is for s3://", map[string]any{"region": "eu"}},
+		{"s3://b/m.gguf", "region: use a name", map[string]any{"region": "EU"}},
+		{"s3://b/m.gguf", "ca: it is for what is asked over https://", map[string]any{"endpoint": "http://h", "ca": ca}},
+		{"s3://b/m.gguf", "endpoint: use an address like", map[string]any{"endpoint": "minio:9000"}},
+		{"s3://b/m.gguf", "endpoint: use an address like", map[string]any{"endpoint": "https://u:p@h"}},
+		{"s3://b/m.gguf", "endpoint: use an address like", map[string]any{"endpoint": "https://h?x=1"}},
+	} {
+		if told := judge(wrong.uri, wrong.more); !strings.Contains(told, wrong.says) {
+			t.Errorf("%s: %q is expected, it says %s", wrong.uri, wrong.says, told)
+		}
+	}
+	unnamed := map[string]any{"uri": "hf://org/repo/m.gguf"}
+	if told := rules(map[string]any{"model": map[string]any{"servedName": "chat", "source": unnamed}}); !strings.Contains(told, "give the file's SHA-256") {
+		t.Error(told)
 	}
 }
 
@@ -779,9 +834,9 @@ func TestCredentialsInAddressesAreRefused(t *testing.T) {
 			t.Errorf("%s: %s", uri, told)
 		}
 	}
+	// An @ in a path is no user.
 	commit := "hf://org/repo@" + strings.Repeat("a", 40) + "/m.gguf"
-	// No release fetches from there yet, but an @ in a path is no user.
-	if told := judge(commit); !strings.Contains(told, "fetches from https://") || strings.Contains(told, "user and password") {
+	if told := judge(commit); told != "<nil>" {
 		t.Errorf("%s: %s", commit, told)
 	}
 	for uri, says := range map[string]string{
