@@ -376,6 +376,7 @@ mod tests {
             text: "ab".to_owned(),
             reasoning: "hm".to_owned(),
             tool_calls: vec![call("1", "{}"), call("2", "{\"cut")],
+            call_is_open: true,
             ..AnswerOutput::default()
         };
         assert_eq!(output, wanted);

@@ -150,7 +150,7 @@ fn what_is_of_no_form_is_told_as_it_stands() {
 
 #[test]
 fn where_no_call_may_be_told_nothing_of_what_is_none_is_told_from_its_signs_on() {
-    for answer in ["I fly.\n<tool_call>\nnot JSON</tool_call> so", "<tool_call>\n{\"name\": \"fly\"", "</tool_call>"] {
+    for answer in ["I fly.\n<tool_call>\nnot JSON</tool_call> so", "<tool_call>\n{\"name\": \"fly\""] {
         for places in [vec![], (0..answer.len()).collect::<Vec<_>>()] {
             let mut reader = AnswerReader::new(&form(TAGS, true), true).unwrap();
             let mut told = Vec::new();

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use gantry_core::{
     Answer, AnswerHead, AnswerOutput, FinishReason, GenerationEvent, ItlHistogram, PromptChance, PromptToken,
-    StreamEncoder, TextEncoder, Timings, TokenChance, TokenLogprob, TokenPiece, Usage,
+    StopCause, StreamEncoder, TextEncoder, Timings, TokenChance, TokenLogprob, TokenPiece, ToolCall, ToolCallDelta,
+    Usage,
 };
 use gantry_openai::{decode_chat, decode_completion};
 use proptest::prelude::*;
@@ -300,5 +301,36 @@ proptest! {
         for event in events.iter().chain([&whole]) {
             prop_assert_eq!((&event["id"], &event["created"], &event["model"]), (&whole["id"], &whole["created"], &whole["model"]));
         }
+    }
+}
+
+/// A client carries a call out that it is told of as one, and half of one it cannot.
+#[test]
+fn a_call_that_a_stop_cut_is_not_what_an_answer_ended_with() {
+    let call = ToolCall { id: "1".to_owned(), name: "f".to_owned(), arguments: "{\"a\": 1".to_owned() };
+    for (is_open, stop, ended_with) in [
+        (false, None, "tool_calls"),
+        (false, Some(StopCause::Text(",".to_owned())), "tool_calls"),
+        (true, Some(StopCause::Text(",".to_owned())), "stop"),
+        (true, Some(StopCause::Token(7)), "stop"),
+    ] {
+        let encoder = || decode_chat(br#"{"messages": [{"role": "user", "content": "Hi"}]}"#).unwrap().1;
+        let output = AnswerOutput { tool_calls: vec![call.clone()], call_is_open: is_open, ..AnswerOutput::default() };
+        let answer = Answer { output, reason: FinishReason::Stop, stop: stop.clone(), usage: USAGE, timings: TIMINGS };
+        let whole: Value = serde_json::from_slice(&encoder().whole(head(), vec![answer], SUM).unwrap()).unwrap();
+        assert_eq!(whole["choices"][0]["finish_reason"], ended_with);
+
+        let mut out = BytesMut::new();
+        let mut stream = encoder().stream(head(), 1).unwrap();
+        let delta = |delta| GenerationEvent::ToolCall { index: 0, delta, tokens: 1 };
+        let begun = ToolCallDelta::Begun { id: "1".to_owned(), name: "f".to_owned() };
+        let ended = (!is_open).then_some(ToolCallDelta::Ended);
+        let deltas = [begun, ToolCallDelta::Arguments(call.arguments.clone())].into_iter().chain(ended);
+        let finished = GenerationEvent::Finished { reason: FinishReason::Stop, stop, usage: USAGE, timings: TIMINGS };
+        for event in deltas.map(delta).chain([finished]) {
+            stream.event(0, &event, &mut out).unwrap();
+        }
+        let text = String::from_utf8(out.to_vec()).unwrap();
+        assert!(text.contains(&format!("\"finish_reason\":\"{ended_with}\"")), "{text}");
     }
 }
