@@ -122,6 +122,7 @@ impl From<WaitReason> for Reason {
     fn from(reason: WaitReason) -> Self {
         match reason {
             WaitReason::Unknown(_) => Self::WaitingForPods,
+            WaitReason::GateFailed => Self::GateFailed,
             known => Self::Waits(known),
         }
     }

@@ -539,6 +539,8 @@ open_enum!(
         NoRoom,
         /// It has fields that the pod's release does not know, or cannot read.
         AgentTooOld,
+        /// A gate refused it in a pod while others go on: said of a rollout alone, and not tried again.
+        GateFailed,
     }
 );
 
