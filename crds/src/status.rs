@@ -8,7 +8,7 @@ use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    inference_service::{ModelSpec, RuntimeSpec},
+    inference_service::{ModelSpec, RollbackSignals, RuntimeSpec},
     open::open_enum,
 };
 
@@ -386,6 +386,9 @@ pub struct AgentStatus {
     pub gates: Vec<GateName>,
     /// Strategies of which it knows its part.
     pub strategies: Vec<StrategyName>,
+    /// Fields of `spec.rollout.rollback.signals` that it watches a version by.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub signals: Vec<String>,
 }
 
 impl AgentStatus {
@@ -396,6 +399,7 @@ impl AgentStatus {
         Self {
             gates: vec![Fetch, Digest, Format, Memory, Template, Load, Prompts],
             strategies: vec![StrategyName::InPlaceSwap, StrategyName::BlueGreen],
+            signals: RollbackSignals::NAMES.map(str::to_owned).to_vec(),
         }
     }
 
@@ -406,6 +410,7 @@ impl AgentStatus {
         Self {
             gates: vec![Fetch, Digest, Format, Memory, Template, Load, Prompts],
             strategies: vec![StrategyName::InPlaceSwap],
+            signals: Vec::new(),
         }
     }
 }

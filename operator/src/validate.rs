@@ -43,6 +43,8 @@ pub struct ValidService {
     pub bake: Duration,
     /// Whether the previous version stays loaded for that time.
     pub keep_resident: bool,
+    /// Fields of the signals by which it is watched.
+    pub signals: Vec<&'static str>,
     /// How pods are to replace the version that answers.
     pub strategy: RolloutStrategy,
     /// Whether pods are not to switch to what they have prepared.
@@ -298,6 +300,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         progress_deadline,
         bake: problems.parsed("spec.rollout.rollback.bake", spec.rollout.rollback.bake.to_std()),
         keep_resident: spec.rollout.rollback.keep_resident,
+        signals: spec.rollout.rollback.signals.as_ref().map(RollbackSignals::given).unwrap_or_default(),
         strategy: spec.rollout.strategy,
         paused: spec.rollout.paused,
         promote: spec.rollout.promote.clone(),
@@ -431,10 +434,7 @@ impl Collector {
         for (name, error) in wrong.chain(ratio) {
             self.invalid(SIGNALS, format!("{name}: {error}"));
         }
-        let limits = [&spec.error_rate, &spec.degenerate_output_rate].iter().any(|share| share.is_some())
-            || [&spec.ttft_p95, &spec.tpot_p95].iter().any(|time| time.is_some())
-            || spec.regression.is_some();
-        if !limits {
+        if spec.given().is_empty() {
             self.invalid(SIGNALS, "give at least one limit, or leave signals out");
         }
     }

@@ -393,6 +393,25 @@ fn an_agent_that_does_not_know_the_strategy_is_not_told_to_switch() {
 }
 
 #[test]
+fn an_agent_that_does_not_know_a_signal_does_not_bake_unwatched() {
+    let mut scene = preparing(&["a"]);
+    scene.spec = Some(spec_with(2, json!({"rollback": {"signals": {"errorRate": "5%", "ttftP95": "2s"}}})));
+    prepare(&mut scene, &["a"]);
+    assert_eq!(scene.step(), None, "it says nothing of signals");
+    let message = scene.state.rollout.as_ref().unwrap().message.clone().unwrap();
+    assert!(message.contains("the agent of a does not know the signal errorRate: replace the pods"), "{message}");
+    let agent = |signals: &[&str]| {
+        let signals = signals.iter().map(|signal| (*signal).to_owned()).collect();
+        Some(AgentStatus { signals, ..AgentStatus::of_this_release() })
+    };
+    scene.pod("a", |report| report.agent = agent(&["errorRate"]));
+    assert_eq!(scene.step(), None);
+    assert!(scene.state.rollout.as_ref().unwrap().message.as_ref().unwrap().contains("the signal ttftP95"));
+    scene.pod("a", |report| report.agent = agent(&["errorRate", "ttftP95", "refusalRate"]));
+    assert!(matches!(scene.step(), Some(Transition::Committed { .. })));
+}
+
+#[test]
 fn a_gate_of_a_later_release_refuses_for_all() {
     let mut scene = preparing(&FIVE);
     refuse(&mut scene, &["e"], GateName::Unknown("Toxicity"));
