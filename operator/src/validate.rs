@@ -117,10 +117,12 @@ impl WantedVersion {
 /// An object of the service's namespace whose content a version is judged by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ObjectKind {
-    /// Golden prompts, or the authorities that a source is trusted by.
+    /// Golden prompts.
     ConfigMap,
     /// Credentials of a source.
     Secret,
+    /// A ConfigMap with the authorities that a source is trusted by: what rests on these rests on no prompts.
+    Authorities,
 }
 
 impl ObjectKind {
@@ -128,8 +130,17 @@ impl ObjectKind {
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::ConfigMap => "ConfigMap",
+            Self::ConfigMap | Self::Authorities => "ConfigMap",
             Self::Secret => "Secret",
+        }
+    }
+
+    /// What it is in a text that verdicts rest on.
+    #[must_use]
+    pub fn judged_as(self) -> &'static str {
+        match self {
+            Self::Authorities => "Authorities",
+            other => other.as_str(),
         }
     }
 }
@@ -323,7 +334,8 @@ fn named_objects(spec: &InferenceServiceSpec) -> Vec<NamedObject> {
     let sources = || [Some(&spec.model.source), draft].into_iter().flatten();
     let prompts = spec.rollout.gates.prompts.iter().map(|gate| (ObjectKind::ConfigMap, &gate.config_map_ref));
     let secrets = sources().filter_map(|source| Some((ObjectKind::Secret, source.secret_ref.as_ref()?)));
-    let authorities = sources().filter_map(|source| Some((ObjectKind::ConfigMap, &source.ca.as_ref()?.config_map_ref)));
+    let authorities =
+        sources().filter_map(|source| Some((ObjectKind::Authorities, &source.ca.as_ref()?.config_map_ref)));
     let mut objects = Vec::new();
     for (kind, named) in prompts.chain(secrets).chain(authorities) {
         let object = NamedObject { kind, name: named.name.clone() };

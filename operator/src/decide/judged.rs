@@ -76,7 +76,7 @@ impl Sighting {
 
     fn text(&self, before: &RolloutState) -> String {
         let NamedObject { kind, name } = &self.object;
-        let part = format!("+{}:{name}=", kind.as_str());
+        let part = format!("+{}:{name}=", kind.judged_as());
         let state = match &self.seen {
             Seen::There { uid, resource_version, .. } => hash(&(uid, resource_version))[..STATE_DIGITS].to_owned(),
             Seen::Absent => ABSENT.to_owned(),
@@ -171,13 +171,13 @@ impl Verdict {
         use GateName::{
             Deadline, Digest, Drift, Fetch, Format, Health, Load, Memory, Performance, Prompts, Shadow, Template,
         };
-        let is = |kind: ObjectKind| object.split(':').next() == Some(kind.as_str());
+        let is = |kind: ObjectKind| object.split(':').next() == Some(kind.judged_as());
         if self.unsteady {
             return false;
         }
         match self.gate {
-            // Without a token, what comes may be a page that asks for one.
-            Fetch | Digest | Format => is(ObjectKind::Secret),
+            // Without a token, what comes may be a page that asks for one; authorities may be none, or those of another host.
+            Fetch | Digest | Format => is(ObjectKind::Secret) || is(ObjectKind::Authorities),
             Prompts => is(ObjectKind::ConfigMap),
             Deadline => self.waits,
             Memory | Template | Load | Drift | Performance | Shadow | Health => false,
@@ -243,6 +243,15 @@ mod tests {
         wanted.judged
     }
 
+    /// The same with the authorities of a source in a ConfigMap.
+    fn judged_with_ca(token: &str, [prompts, secret, ca]: [&str; 3]) -> String {
+        let mut wanted = super::super::tests::spec(1).wanted;
+        wanted.judged = judged(token, Some(prompts), Some(secret));
+        let object = NamedObject { kind: ObjectKind::Authorities, name: "golden".to_owned() };
+        wanted.judge_by(&[Sighting { object, seen: there(ca) }], &RolloutState::default());
+        wanted.judged
+    }
+
     #[test]
     fn an_attempt_begins_again_when_what_it_read_has_changed() {
         let begun = judged("", Some("1"), None);
@@ -270,9 +279,10 @@ mod tests {
     #[test]
     fn a_verdict_rests_on_what_it_may_be_about() {
         use GateName::{Deadline, Digest, Fetch, Format, Health, Load, Memory, Prompts, Unknown};
-        let before = judged("/a=b+c/d", Some("1"), Some("1"));
-        let (prompts, secret) = (judged("/a=b+c/d", Some("2"), Some("1")), judged("/a=b+c/d", Some("1"), Some("2")));
-        for (gate, waits, of_prompts, of_secret) in [
+        let judged = |objects| judged_with_ca("/a=b+c/d", objects);
+        let before = judged(["1", "1", "1"]);
+        let (prompts, secret, ca) = (judged(["2", "1", "1"]), judged(["1", "2", "1"]), judged(["1", "1", "2"]));
+        for (gate, waits, of_prompts, of_source) in [
             (Fetch, false, false, true),
             (Digest, false, false, true),
             (Format, false, false, true),
@@ -291,9 +301,8 @@ mod tests {
             let mut rejected = scene.state.rejected.take().unwrap();
             (rejected.gate, rejected.judged) = (gate, of_verdict(&before, &verdict, Some(&wanted)));
             assert!(stands(&rejected, &wanted), "{gate:?} {waits}: {}", rejected.judged);
-            for (now, lifts) in
-                [(&prompts, of_prompts), (&secret, of_secret), (&judged("", Some("1"), Some("1")), true)]
-            {
+            let other_token = judged_with_ca("", ["1", "1", "1"]);
+            for (now, lifts) in [(&prompts, of_prompts), (&secret, of_source), (&ca, of_source), (&other_token, true)] {
                 wanted.judged.clone_from(now);
                 assert_eq!(!stands(&rejected, &wanted), lifts, "{gate:?} {waits}: {} {now}", rejected.judged);
             }

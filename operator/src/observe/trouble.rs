@@ -86,7 +86,7 @@ impl Trouble {
     pub(super) fn of_absent_object(pod: &str, absent: &PodObject) -> Self {
         let PodObject { object, field } = absent;
         let reason = match object.kind {
-            ObjectKind::ConfigMap => WaitReason::ConfigMapNotFound,
+            ObjectKind::ConfigMap | ObjectKind::Authorities => WaitReason::ConfigMapNotFound,
             ObjectKind::Secret => WaitReason::SecretNotFound,
         };
         let (kind, name) = (object.kind.as_str(), &object.name);
