@@ -97,6 +97,8 @@ text_enum!(
         OOMKilled,
         /// A pod's node ended it.
         Evicted,
+        /// A pod's node would not run it, or ended it, for another reason.
+        PodFailed,
         /// A pod ends again and again.
         CrashLoopBackOff,
         /// A pod's worker died too often.
