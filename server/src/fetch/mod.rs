@@ -348,6 +348,8 @@ impl Fetcher {
         };
         let address = source.to_string();
         let grant = Arc::new(self.cache.grant(digest));
+        // It tells what a full disk lacks.
+        let _room = Arc::clone(&grant);
         let (partial, result) = match &source.location {
             Location::File(path) => copy(grant, partial, path, &address, progress).await,
             Location::Volume(file) => {
@@ -385,7 +387,7 @@ impl Fetcher {
                     partial => tries.partial = partial,
                 }
                 let cache = Arc::clone(&self.cache);
-                if full && blocking(move || cache.evict_unused()).await? {
+                if full && blocking(move || cache.evict_unused(digest)).await? {
                     return Err(FetchError::temporary("the disk was full, and unused models were evicted"));
                 }
                 Err(error)
