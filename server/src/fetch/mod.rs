@@ -38,6 +38,7 @@ pub use digest::{Digest, InvalidDigest};
 pub use error::FetchError;
 pub use progress::FetchProgress;
 pub use reach::Reach;
+pub(crate) use reach::{Resolver, Unreachable};
 pub use source::{Source, SourceError, Token};
 pub use volume::VerifiedFile;
 
