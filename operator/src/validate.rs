@@ -26,6 +26,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 
 use crate::{
+    build::hash,
     decide::{RolloutState, StampedVersion},
     limits::RETRY_TOKEN_CHARS_MAX,
 };
@@ -76,6 +77,8 @@ pub struct WantedVersion {
     pub progress_deadline: Duration,
     /// Value of [`RESTART_ANNOTATION`].
     pub restart: Option<String>,
+    /// Hash of what the spec sets of pods.
+    pub pod: Option<String>,
     /// The model.
     pub model: ModelSpec,
     /// The settings it is loaded with.
@@ -305,6 +308,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
             objects: named_objects(spec),
             progress_deadline,
             restart: service.annotations().get(RESTART_ANNOTATION).map(|token| shortened(token)),
+            pod: spec.pod.canonical().map(|set| hash(&set)),
             model: spec.model.clone(),
             runtime: spec.runtime.clone(),
         },

@@ -1,9 +1,9 @@
 //! What a verdict rests on, as a text that two moments can be compared by: the latch holds while it is the same.
 //!
 //! ```text
-//! 4f0c…e1+ConfigMap:golden=9b1d20c4a7+Secret:hf=absent/2026-11-26 within 900s by pods of 3
-//! │       │                                            │           └ a verdict of the Deadline gate only; the annotation
-//! │       │                                            │             gantry.dev/restart, where there is one
+//! 4f0c…e1+ConfigMap:golden=9b1d20c4a7+Secret:hf=absent/2026-11-26 within 900s as 03b1e2d9aa by pods of 3
+//! │       │                                            │           └ a verdict of the Deadline gate only; a hash of spec.pod, and the
+//! │       │                                            │             annotation gantry.dev/restart, where they are set
 //! │       └ states of the objects that the spec names  └ value of the annotation gantry.dev/retry
 //! └ hash of the fields that are judged by
 //! ```
@@ -25,7 +25,7 @@ use crate::{
 const ABSENT: &str = "absent";
 /// The state of an object that could not be looked at, and had not been before.
 const UNSEEN: &str = "unseen";
-/// Hexadecimal digits by which two states of an object are told apart.
+/// Hexadecimal digits by which two states of an object, or of the pods, are told apart.
 const STATE_DIGITS: usize = 10;
 
 /// An object as it was seen.
@@ -187,7 +187,7 @@ impl Verdict {
 }
 
 /// What a verdict rests on that was reached with `judged`: one of the Deadline gate also on the time that there was, and on
-/// the pods that had it, since one may be advised to replace them.
+/// the pods that had it, since one may be advised to replace them, or to let them onto other nodes.
 #[must_use]
 pub fn of_verdict(judged: &str, verdict: &Verdict, wanted: Option<&WantedVersion>) -> String {
     text_of(judged, |object| verdict.rests_on(object), verdict.gate, verdict.outcome, wanted)
@@ -215,6 +215,9 @@ fn text_of(
     if (gate, outcome) == (GateName::Deadline, RejectedOutcome::Rejected) {
         let deadline = wanted.map_or(Duration::ZERO, |wanted| wanted.progress_deadline);
         text.push_str(&format!(" within {deadline:?}"));
+        if let Some(pod) = wanted.and_then(|wanted| wanted.pod.as_ref()) {
+            text.push_str(&format!(" as {}", &pod[..STATE_DIGITS]));
+        }
         if let Some(restart) = wanted.and_then(|wanted| wanted.restart.as_ref()) {
             text.push_str(&format!(" by pods of {restart}"));
         }

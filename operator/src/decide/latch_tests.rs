@@ -233,6 +233,15 @@ fn whoever_does_what_a_gate_says_is_tried_again() {
             &[
                 ("spec.rollout.progressDeadline", |user| user.set("/spec/rollout/progressDeadline", json!("1h"))),
                 ("cpu", |user| user.set("/spec/resources/cpu", json!("4"))),
+                ("let these pods onto a node that there is", |user| {
+                    user.set("/spec/pod", json!({"tolerations": [{"key": "gpu", "operator": "Exists"}]}));
+                }),
+                ("spread them otherwise", |user| {
+                    let anywhere =
+                        json!([{"maxSkew": 9, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]);
+                    user.set("/spec/pod", json!({"topologySpreadConstraints": anywhere}));
+                }),
+                ("before others", |user| user.set("/spec/pod", json!({"priorityClassName": "high"}))),
                 ("other pods", |user| user.service["metadata"]["annotations"][RESTART_ANNOTATION] = json!("now")),
                 RETRY,
             ],
@@ -291,6 +300,7 @@ fn what_nothing_was_judged_by_lifts_no_latch() {
         |user: &mut User| user.set("/spec/rollout/drainTimeout", json!("1s")),
         |user: &mut User| user.set("/spec/rollout/progressDeadline", json!("1h")),
         |user: &mut User| user.authorities = Some(2),
+        |user: &mut User| user.set("/spec/pod", json!({"priorityClassName": "high"})),
     ] {
         let mut cluster = Cluster::refusing(&user, GateName::Prompts, "correct the prompts");
         let mut edited = User::new();
