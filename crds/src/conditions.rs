@@ -97,6 +97,8 @@ text_enum!(
         OOMKilled,
         /// A pod's node ended it.
         Evicted,
+        /// A pod's node would not run it, or ended it, for another reason.
+        PodFailed,
         /// A pod ends again and again.
         CrashLoopBackOff,
         /// A pod's worker died too often.
@@ -122,6 +124,7 @@ impl From<WaitReason> for Reason {
     fn from(reason: WaitReason) -> Self {
         match reason {
             WaitReason::Unknown(_) => Self::WaitingForPods,
+            WaitReason::GateFailed => Self::GateFailed,
             known => Self::Waits(known),
         }
     }

@@ -592,6 +592,26 @@ pub struct RollbackSignals {
     pub min_samples: Option<u32>,
 }
 
+impl RollbackSignals {
+    /// The fields that limit a figure.
+    pub const NAMES: [&str; 5] = ["errorRate", "ttftP95", "tpotP95", "degenerateOutputRate", "regression"];
+
+    /// Those of them that are given.
+    #[must_use]
+    pub fn given(&self) -> Vec<&'static str> {
+        let Self { error_rate, ttft_p95, tpot_p95, degenerate_output_rate, regression, window: _, min_samples: _ } =
+            self;
+        let given = [
+            error_rate.is_some(),
+            ttft_p95.is_some(),
+            tpot_p95.is_some(),
+            degenerate_output_rate.is_some(),
+            regression.is_some(),
+        ];
+        Self::NAMES.into_iter().zip(given).filter(|(_, given)| *given).map(|(name, _)| name).collect()
+    }
+}
+
 /// Time within which requests are looked at where `window` does not say.
 pub const SIGNALS_WINDOW_DEFAULT: std::time::Duration = std::time::Duration::from_secs(60);
 /// Requests that it takes where `minSamples` does not say.

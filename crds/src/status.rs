@@ -8,7 +8,7 @@ use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    inference_service::{ModelSpec, RuntimeSpec},
+    inference_service::{ModelSpec, RollbackSignals, RuntimeSpec},
     open::open_enum,
 };
 
@@ -389,6 +389,9 @@ pub struct AgentStatus {
     pub gates: Vec<GateName>,
     /// Strategies of which it knows its part.
     pub strategies: Vec<StrategyName>,
+    /// Fields of `spec.rollout.rollback.signals` that it watches a version by.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub signals: Vec<String>,
 }
 
 impl AgentStatus {
@@ -399,6 +402,7 @@ impl AgentStatus {
         Self {
             gates: vec![Fetch, Digest, Format, Memory, Template, Load, Prompts],
             strategies: vec![StrategyName::InPlaceSwap, StrategyName::BlueGreen],
+            signals: RollbackSignals::NAMES.map(str::to_owned).to_vec(),
         }
     }
 
@@ -409,6 +413,7 @@ impl AgentStatus {
         Self {
             gates: vec![Fetch, Digest, Format, Memory, Template, Load, Prompts],
             strategies: vec![StrategyName::InPlaceSwap],
+            signals: Vec::new(),
         }
     }
 }
@@ -542,6 +547,8 @@ open_enum!(
         NoRoom,
         /// It has fields that the pod's release does not know, or cannot read.
         AgentTooOld,
+        /// A gate refused it in a pod while others go on: said of a rollout alone, and not tried again.
+        GateFailed,
     }
 );
 

@@ -75,6 +75,8 @@ struct Memory {
     wake_at: Option<Timestamp>,
     /// Resource version of the operator's own last write of the status, and when that was.
     written: Option<(u64, Instant)>,
+    /// When it was last looked whether Secrets that agents may read still say for which hosts they are.
+    looked: Option<Instant>,
     /// The statuses of versions that the store may not have yet, with the same of each.
     versions: HashMap<String, (u64, Instant, ModelVersionStatus)>,
 }
@@ -158,6 +160,17 @@ impl Context {
         });
         let status = own.flatten().map(|(_, _, status)| status).or_else(|| version.status.clone());
         ModelVersion { status, ..version.clone() }
+    }
+
+    /// Whether it is time to look again at what is granted; a first time begins with it, so that not all are asked at the start.
+    fn is_time_to_look(&self, service: &InferenceService) -> bool {
+        self.remember(service, |memory| {
+            let due = memory.looked.map(|at| at.elapsed() >= RESYNC_PERIOD);
+            if due != Some(false) {
+                memory.looked = Some(Instant::now());
+            }
+            due == Some(true)
+        })
     }
 
     /// Notes that a reconcile came to its end.
@@ -537,7 +550,8 @@ async fn judge_by_objects(
 }
 
 /// Which of the Secrets that versions name say for which hosts they are: those of which that was `seen`, and others that agents
-/// may read already. What is neither is looked at, and looked at again after a time while it does not say so: its owner may.
+/// may read already, which are looked at with a resync alone. What is neither is looked at, and looked at again after a time while
+/// it does not say so: its owner may.
 async fn lent_secrets(
     spec: Option<&ValidService>,
     state: &RolloutState,
@@ -549,7 +563,10 @@ async fn lent_secrets(
     let Some(spec) = spec else { return (BTreeSet::new(), None) };
     let named = build::named_secrets(spec, &state.versions);
     let mut lent = observed.role.as_ref().map(build::granted_secrets).unwrap_or_default();
-    let is_known = |name: &String| lent.contains(name) || seen.iter().any(|sighting| sighting.is_of_secret(name));
+    let any_lent = spec.replicas > 0 && !named.is_disjoint(&lent);
+    let again = any_lent && context.is_time_to_look(service);
+    let is_known =
+        |name: &String| (lent.contains(name) && !again) || seen.iter().any(|sighting| sighting.is_of_secret(name));
     // Without pods nobody reads them.
     let unknown = named.iter().filter(|name| spec.replicas > 0 && !is_known(name));
     let unknown: Vec<_> = unknown.map(|name| NamedObject { kind: ObjectKind::Secret, name: name.clone() }).collect();

@@ -677,7 +677,7 @@ fn latch(
             &Verdict {
                 gate: failure.gate,
                 outcome,
-                waits: now.wait_reason.is_some(),
+                waits: waits::awaited(now).is_some(),
                 unsteady: now.restarts >= JUDGED_RESTARTS_MAX,
             },
             world.spec.map(|spec| &spec.wanted),

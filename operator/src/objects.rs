@@ -29,7 +29,9 @@ pub async fn look_at(client: &Client, namespace: &str, objects: &[NamedObject]) 
     let look = async |object: &NamedObject| {
         let look = async {
             match object.kind {
-                ObjectKind::ConfigMap => seen::<ConfigMap>(client, namespace, &object.name).await,
+                ObjectKind::ConfigMap | ObjectKind::Authorities => {
+                    seen::<ConfigMap>(client, namespace, &object.name).await
+                }
                 ObjectKind::Secret => seen::<Secret>(client, namespace, &object.name).await,
             }
         };

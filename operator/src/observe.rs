@@ -23,6 +23,7 @@ use gantry_crds::{
     inference_service::{
         ApiSpec, CacheSpec, ModelSpec, PodSpec, ResourcesSpec, RolloutSpec, RuntimeSpec, SchedulingSpec, SourceSpec,
     },
+    pod::OWN_KEYS,
     status::{InferenceServiceStatus, NamedVersion, Side},
 };
 use jiff::Timestamp;
@@ -50,15 +51,12 @@ use tracing::warn;
 use crate::{
     build::{MANAGED_BY, OPERATOR, TemplateId, deployment_name, preview_name},
     decide::{CountedPod, StampedVersion},
-    limits::WATCH_PAGE_OBJECTS,
-    validate::PodObject,
+    limits::{RETRY_TOKEN_CHARS_MAX, WATCH_PAGE_OBJECTS},
+    validate::{PodObject, RESTART_ANNOTATION, RETRY_ANNOTATION},
 };
 
 use self::kept::{Child, Kept, OfService};
 pub use self::trouble::Trouble;
-
-/// Where kubectl's client-side apply keeps what it applied.
-const LAST_APPLIED_ANNOTATION: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// A watch's events, as the services they wake.
 pub type Wakes = BoxStream<'static, ObjectRef<InferenceService>>;
@@ -262,12 +260,7 @@ impl<C: Fn() -> watcher::Config> Watches<'_, C> {
         trim: fn(&mut K),
     ) -> Store<Kept<K>> {
         let (store, writer) = reflector::store();
-        let keep = move |mut object: K| {
-            object.managed_fields_mut().clear();
-            trim(&mut object);
-            Kept::of(&object)
-        };
-        self.wakes.push(stored(events, keep, writer, self.services.clone()));
+        self.wakes.push(stored(events, move |object| kept(object, trim), writer, self.services.clone()));
         store
     }
 }
@@ -323,10 +316,24 @@ fn of_service<K: Child>(store: &Store<Kept<K>>, service: &str, namespace: &str) 
     all.iter().filter_map(|object| object.object()).collect()
 }
 
-/// Without what clients leave for themselves: kubectl keeps the whole object once more.
+/// What is kept of an object. Whoever may edit it may leave as much on it as on a service.
+fn kept<K: Child>(mut object: K, trim: fn(&mut K)) -> Kept<K> {
+    object.managed_fields_mut().clear();
+    object.annotations_mut().retain(|key, _| key.starts_with(OWN_KEYS));
+    trim(&mut object);
+    Kept::of(&object)
+}
+
+/// Without what is not read here: clients may leave 256 KiB of annotations, and kubectl leaves the whole object once more.
 fn trimmed_service(mut service: InferenceService) -> InferenceService {
     service.managed_fields_mut().clear();
-    service.annotations_mut().remove(LAST_APPLIED_ANNOTATION);
+    service.labels_mut().clear();
+    service.annotations_mut().retain(|key, value| {
+        if let Some((end, _)) = value.char_indices().nth(RETRY_TOKEN_CHARS_MAX) {
+            value.truncate(end);
+        }
+        [RESTART_ANNOTATION, RETRY_ANNOTATION].contains(&key.as_str())
+    });
     service
 }
 

@@ -26,6 +26,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 
 use crate::{
+    build::hash,
     decide::{RolloutState, StampedVersion},
     limits::RETRY_TOKEN_CHARS_MAX,
 };
@@ -43,6 +44,8 @@ pub struct ValidService {
     pub bake: Duration,
     /// Whether the previous version stays loaded for that time.
     pub keep_resident: bool,
+    /// Fields of the signals by which it is watched.
+    pub signals: Vec<&'static str>,
     /// How pods are to replace the version that answers.
     pub strategy: RolloutStrategy,
     /// Whether pods are not to switch to what they have prepared.
@@ -74,6 +77,8 @@ pub struct WantedVersion {
     pub progress_deadline: Duration,
     /// Value of [`RESTART_ANNOTATION`].
     pub restart: Option<String>,
+    /// Hash of what the spec sets of pods.
+    pub pod: Option<String>,
     /// The model.
     pub model: ModelSpec,
     /// The settings it is loaded with.
@@ -115,10 +120,12 @@ impl WantedVersion {
 /// An object of the service's namespace whose content a version is judged by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ObjectKind {
-    /// Golden prompts, or the authorities that a source is trusted by.
+    /// Golden prompts.
     ConfigMap,
     /// Credentials of a source.
     Secret,
+    /// A ConfigMap with the authorities that a source is trusted by: what rests on these rests on no prompts.
+    Authorities,
 }
 
 impl ObjectKind {
@@ -126,8 +133,17 @@ impl ObjectKind {
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::ConfigMap => "ConfigMap",
+            Self::ConfigMap | Self::Authorities => "ConfigMap",
             Self::Secret => "Secret",
+        }
+    }
+
+    /// What it is in a text that verdicts rest on.
+    #[must_use]
+    pub fn judged_as(self) -> &'static str {
+        match self {
+            Self::Authorities => "Authorities",
+            other => other.as_str(),
         }
     }
 }
@@ -292,12 +308,14 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
             objects: named_objects(spec),
             progress_deadline,
             restart: service.annotations().get(RESTART_ANNOTATION).map(|token| shortened(token)),
+            pod: spec.pod.canonical().map(|set| hash(&set)),
             model: spec.model.clone(),
             runtime: spec.runtime.clone(),
         },
         progress_deadline,
         bake: problems.parsed("spec.rollout.rollback.bake", spec.rollout.rollback.bake.to_std()),
         keep_resident: spec.rollout.rollback.keep_resident,
+        signals: spec.rollout.rollback.signals.as_ref().map(RollbackSignals::given).unwrap_or_default(),
         strategy: spec.rollout.strategy,
         paused: spec.rollout.paused,
         promote: spec.rollout.promote.clone(),
@@ -320,7 +338,8 @@ fn named_objects(spec: &InferenceServiceSpec) -> Vec<NamedObject> {
     let sources = || [Some(&spec.model.source), draft].into_iter().flatten();
     let prompts = spec.rollout.gates.prompts.iter().map(|gate| (ObjectKind::ConfigMap, &gate.config_map_ref));
     let secrets = sources().filter_map(|source| Some((ObjectKind::Secret, source.secret_ref.as_ref()?)));
-    let authorities = sources().filter_map(|source| Some((ObjectKind::ConfigMap, &source.ca.as_ref()?.config_map_ref)));
+    let authorities =
+        sources().filter_map(|source| Some((ObjectKind::Authorities, &source.ca.as_ref()?.config_map_ref)));
     let mut objects = Vec::new();
     for (kind, named) in prompts.chain(secrets).chain(authorities) {
         let object = NamedObject { kind, name: named.name.clone() };
@@ -434,10 +453,7 @@ impl Collector {
         for (name, error) in wrong.chain(ratio) {
             self.invalid(SIGNALS, format!("{name}: {error}"));
         }
-        let limits = [&spec.error_rate, &spec.degenerate_output_rate].iter().any(|share| share.is_some())
-            || [&spec.ttft_p95, &spec.tpot_p95].iter().any(|time| time.is_some())
-            || spec.regression.is_some();
-        if !limits {
+        if spec.given().is_empty() {
             self.invalid(SIGNALS, "give at least one limit, or leave signals out");
         }
     }

@@ -146,13 +146,13 @@ fn watched_output(limits: &FrontLimits) -> Arc<Output> {
 }
 
 /// Keys that may change, and responses that expire, watched.
-fn app_settings(http: &HttpSettings) -> anyhow::Result<AppSettings> {
+fn app_settings(http: &HttpSettings, reach: Option<Reach>) -> anyhow::Result<AppSettings> {
     let keys = ApiKeys::new(http.keys.clone());
     tokio::spawn(Arc::clone(&keys).watch());
     let mut responses = None;
     if let Some(settings) = &http.responses {
-        let opened =
-            ResponseStore::open(settings).map_err(|why| anyhow::anyhow!("--response-store cannot be used: {why}"))?;
+        let opened = ResponseStore::open(settings, reach)
+            .map_err(|why| anyhow::anyhow!("--response-store cannot be used: {why}"))?;
         tokio::spawn(Arc::clone(&opened).watch());
         tracing::info!(place = %settings.place, "responses are stored");
         responses = Some(opened);
@@ -173,7 +173,7 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<ExitCode> {
     let workers = WorkerConfig::this_program()?.with_backend_dir(settings.backend_dir).with_output(output);
     // First, so that nobody is told of a port behind which there will never be a model.
     let spec = settled(settings.version, &workers).await.context("cannot serve the model")?;
-    let of_clients = app_settings(&settings.http)?;
+    let of_clients = app_settings(&settings.http, None)?;
     let ports = ports(&settings.http).await?;
     let url = format!("http://{}", serve::reachable(ports.requests.local_addr()?));
     let router = Router::new();
@@ -245,7 +245,8 @@ fn tell_ready(url: &str, version: &Version) {
 /// Serves what the agent makes active. Without its agent a pod would go on with its last model but follow no change,
 /// so it ends with it, and the kubelet starts it anew.
 async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<ExitCode> {
-    let of_clients = app_settings(&http)?;
+    let reach = Reach { private: args.private_sources, ..Reach::default() };
+    let of_clients = app_settings(&http, Some(reach))?;
     let ports = ports(&http).await?;
     let limits = FrontLimits::within(memory::read().map(|memory| memory.limit_bytes));
     let output = watched_output(&limits);
@@ -264,7 +265,7 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<Exit
             resources: args.pod_resources,
             side: Side::of_label(args.side.as_deref()),
         },
-        reach: Reach { private: args.private_sources, ..Reach::default() },
+        reach,
     };
     let agent = tokio::spawn({
         let (router, stop, stop_agent) = (Arc::clone(&router), stop.clone(), stop_agent.clone());

@@ -19,6 +19,7 @@ use object_store::path::Path;
 use object_store::{GetResult, ObjectStore, ObjectStoreExt, RetryConfig};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
+use crate::fetch::{Connector, Reach};
 use crate::limits::{
     MAX_STORED_OBJECT_BYTES, RESPONSE_SWEEP_OBJECTS, RESPONSE_SWEEP_PERIOD, STORE_LIMIT, STORE_RETRIES,
 };
@@ -157,11 +158,12 @@ impl Found {
 }
 
 impl ResponseStore {
-    /// Opens it; a directory that is not there is made, for its user alone.
+    /// Opens it; a directory that is not there is made, for its user alone. A bucket is asked at what may be reached, or at any
+    /// address where nothing says what may.
     ///
     /// # Errors
     /// Why it cannot be used. A bucket is not asked: it may be out of reach for now.
-    pub fn open(settings: &ResponseStoreSettings) -> Result<Arc<Self>, String> {
+    pub fn open(settings: &ResponseStoreSettings, reach: Option<Reach>) -> Result<Arc<Self>, String> {
         let (objects, prefix): (Arc<dyn ObjectStore>, Path) = match &settings.place {
             StorePlace::Directory(path) => {
                 use std::os::unix::fs::DirBuilderExt;
@@ -178,7 +180,11 @@ impl ResponseStore {
                 let _ = rustls::crypto::ring::default_provider().install_default();
                 let retry =
                     RetryConfig { max_retries: STORE_RETRIES, retry_timeout: STORE_LIMIT, ..RetryConfig::default() };
-                let built = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry).build();
+                let builder = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry);
+                let built = match reach {
+                    Some(reach) => builder.with_http_connector(Connector::from_env(reach)).build(),
+                    None => builder.build(),
+                };
                 (Arc::new(built.map_err(|error| error.to_string())?), prefix.clone())
             }
         };
@@ -334,7 +340,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let place = StorePlace::Directory(folder.path().to_owned());
         let settings = ResponseStoreSettings { place, time_to_live: Duration::from_secs(60) };
-        let store = ResponseStore::open(&settings).unwrap();
+        let store = ResponseStore::open(&settings, None).unwrap();
         let id = ResponseId::parse("resp_0123456789abcdef0123456789abcdef").unwrap();
         assert!(store.find(id, Part::Response).await.unwrap().is_none());
         store.put(id, Part::Response, Bytes::from_static(b"{}")).await.unwrap();

@@ -26,11 +26,14 @@ pub(super) fn lacks(world: &World, pod: &CountedPod, now: &RolloutStatus) -> Opt
     let report = pod.report?;
     let silent = AgentStatus::of_silent();
     let agent = report.agent.as_ref().unwrap_or(&silent);
-    let unknown = required(world.spec?).into_iter().find(|gate| !agent.gates.contains(gate));
-    let what = match unknown {
-        Some(gate) => format!("gate {}", gate.as_str()),
-        None if agent.strategies.contains(&now.strategy()) => return None,
-        None => format!("strategy {}", now.strategy().as_str()),
+    let spec = world.spec?;
+    let gate = required(spec).into_iter().find(|gate| !agent.gates.contains(gate));
+    let signal = || spec.signals.iter().find(|signal| !agent.signals.iter().any(|known| known == *signal));
+    let what = match (gate, agent.strategies.contains(&now.strategy())) {
+        (Some(gate), _) => format!("gate {}", gate.as_str()),
+        (None, false) => format!("strategy {}", now.strategy().as_str()),
+        // It would not be watched by that.
+        (None, true) => format!("signal {}", signal()?),
     };
     Some(format!(
         "the agent of {} does not know the {what}: replace the pods by ones of this release's image (annotate the service \

@@ -3,7 +3,7 @@
 
 use gantry_crds::status::{
     AgentStatus, BreachStatus, CandidatePhase, CandidateStatus, GateName, GateResult, GateVerdict, Progress,
-    ReplicaHealth, StrategyName,
+    ReplicaHealth, StrategyName, WaitReason,
 };
 use serde_json::json;
 
@@ -110,6 +110,33 @@ fn one_of_two_pods_that_fails_has_until_the_deadline_to_be_replaced() {
     let mut scene = tie();
     scene.counted = vec!["b", "new"];
     assert!(matches!(scene.step(), Some(Transition::Committed { .. })), "who replaces it is not waited for");
+}
+
+#[test]
+fn why_a_pod_refused_it_is_told_while_the_others_go_on() {
+    let told = |scene: &mut Scene| {
+        assert_eq!(scene.step(), None);
+        let rollout = scene.state.rollout.as_ref().unwrap();
+        (rollout.wait_reason, rollout.message.clone().unwrap())
+    };
+    let mut scene = preparing(&["a", "b"]);
+    refuse(&mut scene, &["a"], GateName::Memory);
+    let expected = "0 of 2 pods prepared; a: it went wrong; b has not begun";
+    assert_eq!(told(&mut scene), (Some(WaitReason::GateFailed), expected.to_owned()));
+    // What can be put right in time goes first.
+    let waits = CandidateStatus {
+        wait_reason: Some(WaitReason::FetchBackOff),
+        message: Some("the host is away".to_owned()),
+        ..at(CandidatePhase::Fetching, 0)
+    };
+    scene.pod("b", |report| report.candidate = Some(waits.clone()));
+    let expected = "0 of 2 pods prepared; b: the host is away; a: it went wrong";
+    assert_eq!(told(&mut scene), (Some(WaitReason::FetchBackOff), expected.to_owned()));
+    // A pod that is not waited for refuses nothing.
+    scene.cut_off.push("a");
+    scene.pod("b", |report| report.candidate = Some(at(CandidatePhase::Fetching, 0)));
+    let expected = "0 of 2 pods prepared; a is not ready and not waited for, b is Fetching";
+    assert_eq!(told(&mut scene), (None, expected.to_owned()));
 }
 
 #[test]
@@ -363,6 +390,25 @@ fn an_agent_that_does_not_know_the_strategy_is_not_told_to_switch() {
     scene.pod("a", |report| report.agent = Some(AgentStatus { strategies: vec![], ..AgentStatus::of_this_release() }));
     assert_eq!(scene.step(), None);
     assert!(scene.state.rollout.as_ref().unwrap().message.as_ref().unwrap().contains("the strategy InPlaceSwap"));
+}
+
+#[test]
+fn an_agent_that_does_not_know_a_signal_does_not_bake_unwatched() {
+    let mut scene = preparing(&["a"]);
+    scene.spec = Some(spec_with(2, json!({"rollback": {"signals": {"errorRate": "5%", "ttftP95": "2s"}}})));
+    prepare(&mut scene, &["a"]);
+    assert_eq!(scene.step(), None, "it says nothing of signals");
+    let message = scene.state.rollout.as_ref().unwrap().message.clone().unwrap();
+    assert!(message.contains("the agent of a does not know the signal errorRate: replace the pods"), "{message}");
+    let agent = |signals: &[&str]| {
+        let signals = signals.iter().map(|signal| (*signal).to_owned()).collect();
+        Some(AgentStatus { signals, ..AgentStatus::of_this_release() })
+    };
+    scene.pod("a", |report| report.agent = agent(&["errorRate"]));
+    assert_eq!(scene.step(), None);
+    assert!(scene.state.rollout.as_ref().unwrap().message.as_ref().unwrap().contains("the signal ttftP95"));
+    scene.pod("a", |report| report.agent = agent(&["errorRate", "ttftP95", "refusalRate"]));
+    assert!(matches!(scene.step(), Some(Transition::Committed { .. })));
 }
 
 #[test]

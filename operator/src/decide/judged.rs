@@ -1,9 +1,9 @@
 //! What a verdict rests on, as a text that two moments can be compared by: the latch holds while it is the same.
 //!
 //! ```text
-//! 4f0c…e1+ConfigMap:golden=9b1d20c4a7+Secret:hf=absent/2026-11-26 within 900s by pods of 3
-//! │       │                                            │           └ a verdict of the Deadline gate only; the annotation
-//! │       │                                            │             gantry.dev/restart, where there is one
+//! 4f0c…e1+ConfigMap:golden=9b1d20c4a7+Secret:hf=absent/2026-11-26 within 900s as 03b1e2d9aa by pods of 3
+//! │       │                                            │           └ a verdict of the Deadline gate only; a hash of spec.pod, and the
+//! │       │                                            │             annotation gantry.dev/restart, where they are set
 //! │       └ states of the objects that the spec names  └ value of the annotation gantry.dev/retry
 //! └ hash of the fields that are judged by
 //! ```
@@ -25,7 +25,7 @@ use crate::{
 const ABSENT: &str = "absent";
 /// The state of an object that could not be looked at, and had not been before.
 const UNSEEN: &str = "unseen";
-/// Hexadecimal digits by which two states of an object are told apart.
+/// Hexadecimal digits by which two states of an object, or of the pods, are told apart.
 const STATE_DIGITS: usize = 10;
 
 /// An object as it was seen.
@@ -76,7 +76,7 @@ impl Sighting {
 
     fn text(&self, before: &RolloutState) -> String {
         let NamedObject { kind, name } = &self.object;
-        let part = format!("+{}:{name}=", kind.as_str());
+        let part = format!("+{}:{name}=", kind.judged_as());
         let state = match &self.seen {
             Seen::There { uid, resource_version, .. } => hash(&(uid, resource_version))[..STATE_DIGITS].to_owned(),
             Seen::Absent => ABSENT.to_owned(),
@@ -171,13 +171,13 @@ impl Verdict {
         use GateName::{
             Deadline, Digest, Drift, Fetch, Format, Health, Load, Memory, Performance, Prompts, Shadow, Template,
         };
-        let is = |kind: ObjectKind| object.split(':').next() == Some(kind.as_str());
+        let is = |kind: ObjectKind| object.split(':').next() == Some(kind.judged_as());
         if self.unsteady {
             return false;
         }
         match self.gate {
-            // Without a token, what comes may be a page that asks for one.
-            Fetch | Digest | Format => is(ObjectKind::Secret),
+            // Without a token, what comes may be a page that asks for one; authorities may be none, or those of another host.
+            Fetch | Digest | Format => is(ObjectKind::Secret) || is(ObjectKind::Authorities),
             Prompts => is(ObjectKind::ConfigMap),
             Deadline => self.waits,
             Memory | Template | Load | Drift | Performance | Shadow | Health => false,
@@ -187,7 +187,7 @@ impl Verdict {
 }
 
 /// What a verdict rests on that was reached with `judged`: one of the Deadline gate also on the time that there was, and on
-/// the pods that had it, since one may be advised to replace them.
+/// the pods that had it, since one may be advised to replace them, or to let them onto other nodes.
 #[must_use]
 pub fn of_verdict(judged: &str, verdict: &Verdict, wanted: Option<&WantedVersion>) -> String {
     text_of(judged, |object| verdict.rests_on(object), verdict.gate, verdict.outcome, wanted)
@@ -215,6 +215,9 @@ fn text_of(
     if (gate, outcome) == (GateName::Deadline, RejectedOutcome::Rejected) {
         let deadline = wanted.map_or(Duration::ZERO, |wanted| wanted.progress_deadline);
         text.push_str(&format!(" within {deadline:?}"));
+        if let Some(pod) = wanted.and_then(|wanted| wanted.pod.as_ref()) {
+            text.push_str(&format!(" as {}", &pod[..STATE_DIGITS]));
+        }
         if let Some(restart) = wanted.and_then(|wanted| wanted.restart.as_ref()) {
             text.push_str(&format!(" by pods of {restart}"));
         }
@@ -240,6 +243,15 @@ mod tests {
         };
         let seen = [seen(ObjectKind::ConfigMap, "golden", prompts), seen(ObjectKind::Secret, "hf", secret)];
         wanted.judge_by(&seen, &RolloutState::default());
+        wanted.judged
+    }
+
+    /// The same with the authorities of a source in a ConfigMap.
+    fn judged_with_ca(token: &str, [prompts, secret, ca]: [&str; 3]) -> String {
+        let mut wanted = super::super::tests::spec(1).wanted;
+        wanted.judged = judged(token, Some(prompts), Some(secret));
+        let object = NamedObject { kind: ObjectKind::Authorities, name: "golden".to_owned() };
+        wanted.judge_by(&[Sighting { object, seen: there(ca) }], &RolloutState::default());
         wanted.judged
     }
 
@@ -270,9 +282,10 @@ mod tests {
     #[test]
     fn a_verdict_rests_on_what_it_may_be_about() {
         use GateName::{Deadline, Digest, Fetch, Format, Health, Load, Memory, Prompts, Unknown};
-        let before = judged("/a=b+c/d", Some("1"), Some("1"));
-        let (prompts, secret) = (judged("/a=b+c/d", Some("2"), Some("1")), judged("/a=b+c/d", Some("1"), Some("2")));
-        for (gate, waits, of_prompts, of_secret) in [
+        let judged = |objects| judged_with_ca("/a=b+c/d", objects);
+        let before = judged(["1", "1", "1"]);
+        let (prompts, secret, ca) = (judged(["2", "1", "1"]), judged(["1", "2", "1"]), judged(["1", "1", "2"]));
+        for (gate, waits, of_prompts, of_source) in [
             (Fetch, false, false, true),
             (Digest, false, false, true),
             (Format, false, false, true),
@@ -291,9 +304,8 @@ mod tests {
             let mut rejected = scene.state.rejected.take().unwrap();
             (rejected.gate, rejected.judged) = (gate, of_verdict(&before, &verdict, Some(&wanted)));
             assert!(stands(&rejected, &wanted), "{gate:?} {waits}: {}", rejected.judged);
-            for (now, lifts) in
-                [(&prompts, of_prompts), (&secret, of_secret), (&judged("", Some("1"), Some("1")), true)]
-            {
+            let other_token = judged_with_ca("", ["1", "1", "1"]);
+            for (now, lifts) in [(&prompts, of_prompts), (&secret, of_source), (&ca, of_source), (&other_token, true)] {
                 wanted.judged.clone_from(now);
                 assert_eq!(!stands(&rejected, &wanted), lifts, "{gate:?} {waits}: {} {now}", rejected.judged);
             }

@@ -23,17 +23,20 @@ struct User {
     /// State of the ConfigMap and of the Secret.
     prompts: Option<u32>,
     token: Option<u32>,
+    /// That of the ConfigMap with the source's authorities.
+    authorities: Option<u32>,
 }
 
 impl User {
     fn new() -> Self {
-        let source = json!({"uri": "https://h/m.gguf", "sha256": "a".repeat(64), "secretRef": {"name": "hf"}});
+        let source = json!({"uri": "https://h/m.gguf", "sha256": "a".repeat(64), "secretRef": {"name": "hf"},
+            "ca": {"configMapRef": {"name": "roots"}}});
         let service = json!({
             "apiVersion": "gantry.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": "chat", "annotations": {}},
             "spec": {"replicas": 1, "resources": {"memory": "1Gi"}, "model": {"servedName": "m", "source": source},
                 "rollout": {"gates": {"prompts": {"configMapRef": {"name": "golden"}}}}},
         });
-        Self { service, prompts: Some(1), token: Some(1) }
+        Self { service, prompts: Some(1), token: Some(1), authorities: Some(1) }
     }
 
     fn set(&mut self, pointer: &str, value: Value) {
@@ -54,6 +57,7 @@ impl User {
         let state = |kind| match kind {
             ObjectKind::ConfigMap => self.prompts,
             ObjectKind::Secret => self.token,
+            ObjectKind::Authorities => self.authorities,
         };
         let seen = spec.wanted.objects.iter().cloned().map(|object| {
             let there = |version: u32| Seen::There {
@@ -159,6 +163,7 @@ fn whoever_does_what_a_gate_says_is_tried_again() {
             "https://h/m.gguf is refused with 401; correct the token of Secret hf",
             &[
                 ("the token", |user| user.token = Some(2)),
+                ("the authorities", |user| user.authorities = Some(2)),
                 ("the Secret, made anew", |user| user.token = None),
                 ("the address", |user| user.set("/spec/model/source/uri", json!("https://h/n.gguf"))),
                 ("spec.cache.sizeLimit", |user| user.set("/spec/cache", json!({"sizeLimit": "20Gi"}))),
@@ -228,6 +233,15 @@ fn whoever_does_what_a_gate_says_is_tried_again() {
             &[
                 ("spec.rollout.progressDeadline", |user| user.set("/spec/rollout/progressDeadline", json!("1h"))),
                 ("cpu", |user| user.set("/spec/resources/cpu", json!("4"))),
+                ("let these pods onto a node that there is", |user| {
+                    user.set("/spec/pod", json!({"tolerations": [{"key": "gpu", "operator": "Exists"}]}));
+                }),
+                ("spread them otherwise", |user| {
+                    let anywhere =
+                        json!([{"maxSkew": 9, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]);
+                    user.set("/spec/pod", json!({"topologySpreadConstraints": anywhere}));
+                }),
+                ("before others", |user| user.set("/spec/pod", json!({"priorityClassName": "high"}))),
                 ("other pods", |user| user.service["metadata"]["annotations"][RESTART_ANNOTATION] = json!("now")),
                 RETRY,
             ],
@@ -285,6 +299,8 @@ fn what_nothing_was_judged_by_lifts_no_latch() {
         |user: &mut User| user.set("/spec/revisionHistoryLimit", json!(2)),
         |user: &mut User| user.set("/spec/rollout/drainTimeout", json!("1s")),
         |user: &mut User| user.set("/spec/rollout/progressDeadline", json!("1h")),
+        |user: &mut User| user.authorities = Some(2),
+        |user: &mut User| user.set("/spec/pod", json!({"priorityClassName": "high"})),
     ] {
         let mut cluster = Cluster::refusing(&user, GateName::Prompts, "correct the prompts");
         let mut edited = User::new();

@@ -68,6 +68,31 @@ async fn an_object_that_cannot_be_read_any_more_is_gone_when_it_is_deleted() {
     assert_eq!(versions.state().len(), 0);
 }
 
+#[test]
+fn of_what_clients_leave_on_a_service_only_what_is_read_is_kept() {
+    let large = "x".repeat(200 << 10);
+    let service: InferenceService = serde_json::from_value(json!({
+        "apiVersion": "gantry.dev/v1alpha1", "kind": "InferenceService",
+        "metadata": {"name": "chat", "namespace": "ns", "uid": "u", "resourceVersion": "7", "labels": {"team": "a"},
+            "annotations": {"kubectl.kubernetes.io/last-applied-configuration": large, "notes": large,
+                RESTART_ANNOTATION: "now", RETRY_ANNOTATION: large}},
+        "spec": {"model": {"servedName": "m", "source": {"uri": "http://models/m.gguf"}}},
+    }))
+    .unwrap();
+    let kept = trimmed_service(service).metadata;
+    let wanted = json!({"name": "chat", "namespace": "ns", "uid": "u", "resourceVersion": "7", "labels": {},
+        "annotations": {RESTART_ANNOTATION: "now", RETRY_ANNOTATION: "x".repeat(RETRY_TOKEN_CHARS_MAX)}, "managedFields": []});
+    let mut kept = serde_json::to_value(kept).unwrap();
+    for empty in ["labels", "managedFields"] {
+        kept.as_object_mut().unwrap().entry(empty).or_insert(wanted[empty].clone());
+    }
+    assert_eq!(kept, wanted);
+    let mut child = role("chat");
+    child.annotations_mut().extend([("notes".to_owned(), large), ("gantry.dev/applied".to_owned(), "hash".to_owned())]);
+    let child = super::kept(child, |_| {}).object().unwrap();
+    assert_eq!(serde_json::to_value(child.annotations()).unwrap(), json!({"gantry.dev/applied": "hash"}));
+}
+
 fn role(service: &str) -> Role {
     let metadata = json!({"name": format!("{service}-gantry"), "namespace": "ns", "labels": {SERVICE_LABEL: service},
         "managedFields": [{"manager": "gantry"}]});
@@ -174,6 +199,7 @@ fn a_pod_that_cannot_run_says_why() {
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: no nvidia.com/gpu."}]});
     let evicted = json!({"phase": "Failed", "reason": "Evicted", "message":
             "The node was low on resource: memory. Threshold quantity: 100Mi, available: 72Mi. Container server was using 2Gi."});
+    let rejected = |reason: &str, why: &str| json!({"phase": "Failed", "reason": reason, "message": format!("Pod was rejected: {why}")});
     for (status, reason, starts) in [
         (unschedulable, Reason::Unschedulable, "pod chat-1 finds no node: 0/1 nodes: no nvidia.com/gpu; add"),
         (waiting("ErrImagePull", None), Reason::ImagePullBackOff, "pod chat-1 cannot have its image r/server:1: "),
@@ -186,12 +212,32 @@ fn a_pod_that_cannot_run_says_why() {
             "pod chat-1 waits with CreateContainerConfigError: `kubectl describe pod chat-1` says why",
         ),
         (evicted, Reason::Evicted, "pod chat-1 was evicted: The node was low on resource: memory"),
+        (
+            rejected("OutOfcpu", "Node didn't have enough resource: cpu, requested: 2000, used: 7000, capacity: 8000"),
+            Reason::PodFailed,
+            "a node would not run a pod, or ended it (OutOfcpu): Pod was rejected: Node didn't have enough resource: cpu; where",
+        ),
+        (
+            rejected(
+                "UnexpectedAdmissionError",
+                "Allocate failed due to devices unavailable. Requested: 1, Available: 0",
+            ),
+            Reason::PodFailed,
+            "a node would not run a pod, or ended it (UnexpectedAdmissionError): Pod was rejected: Allocate failed due to devices \
+             unavailable; where",
+        ),
+        (
+            json!({"phase": "Failed", "reason": "Terminated", "message": "Pod was terminated in response to imminent node shutdown."}),
+            Reason::PodFailed,
+            "a node would not run a pod, or ended it (Terminated): Pod was terminated in response to imminent node shutdown; where",
+        ),
     ] {
         let trouble = PodView::of(&pod(status)).trouble.unwrap();
         assert_eq!(trouble.reason, reason, "{}", trouble.message);
         assert!(trouble.message.starts_with(starts), "{}", trouble.message);
     }
     assert_eq!(PodView::of(&pod(waiting("ContainerCreating", None))).trouble, None);
+    assert_eq!(PodView::of(&pod(json!({"phase": "Succeeded", "reason": "Completed"}))).trouble, None);
 }
 
 /// A container that dies runs, has ended and waits in turn: the same is told all the time, until it is ready.

@@ -66,14 +66,24 @@ impl Trouble {
         Some(Self { reason, message: format!("pod {pod} {message}") })
     }
 
-    /// Why a pod was ended that will not come back, where its node did it.
+    /// Why a pod was ended that will not come back, or never began, where its node did it.
     pub(super) fn of_over(pod: &Pod) -> Option<Self> {
-        let status = pod.status.as_ref().filter(|status| status.reason.as_deref() == Some("Evicted"))?;
-        // What follows the first sentence are figures of that moment.
-        let message =
-            status.message.as_deref().and_then(|message| message.split(". ").next()).unwrap_or("no reason given");
+        let status = pod.status.as_ref().filter(|status| status.phase.as_deref() == Some("Failed"))?;
+        let reason = status.reason.as_deref().filter(|reason| !reason.is_empty())?;
+        let message = status.message.as_deref().unwrap_or("no reason given");
+        // What follows are figures of that moment.
+        let message = [". ", ", requested:"].iter().fold(message, |text, end| text.split(end).next().unwrap_or(text));
         let message = message.trim_end_matches(['.', ' ']);
-        Some(Self { reason: Reason::Evicted, message: format!("pod {} was evicted: {message}", pod.name_any()) })
+        if reason == "Evicted" {
+            let message = format!("pod {} was evicted: {message}", pod.name_any());
+            return Some(Self { reason: Reason::Evicted, message });
+        }
+        // Its successor may fare alike, again and again, each with a name of its own.
+        let message = format!(
+            "a node would not run a pod, or ended it ({reason}): {message}; where that happens to its successors, too, put right \
+             what it says, or keep pods off that node (kubectl cordon)"
+        );
+        Some(Self { reason: Reason::PodFailed, message })
     }
 
     /// The Deployment may not make pods: a quota, or an admission policy.
@@ -86,7 +96,7 @@ impl Trouble {
     pub(super) fn of_absent_object(pod: &str, absent: &PodObject) -> Self {
         let PodObject { object, field } = absent;
         let reason = match object.kind {
-            ObjectKind::ConfigMap => WaitReason::ConfigMapNotFound,
+            ObjectKind::ConfigMap | ObjectKind::Authorities => WaitReason::ConfigMapNotFound,
             ObjectKind::Secret => WaitReason::SecretNotFound,
         };
         let (kind, name) = (object.kind.as_str(), &object.name);

@@ -1,8 +1,8 @@
 //! What to do next: a pure function from what is asked and what is there to a few actions.
 //!
 //! Rules: the version that answers changes only to one that is ready; one that answers is never unloaded, and one that is
-//! kept to go back to gives way only to a candidate that has no room beside it; the active version comes before the
-//! candidate, unless it cannot be had or is long in coming; a candidate begins only when nothing is being unloaded, so that
+//! kept to go back to gives way only to a candidate that has no room beside it, and is brought back when there is none; the active
+//! version comes before the candidate, unless it cannot be had or is long in coming; a candidate begins only when nothing is being unloaded, so that
 //! the memory gate sees what will be there; where another side answers, a candidate is prepared alone and answered with once it
 //! has passed; one of which this release does not know all is not begun with, and taken as the
 //! active version only where nothing else answers. Called again after its actions were carried out, it asks for nothing.
@@ -104,9 +104,8 @@ pub fn plan(desired: &Desired, current: &Current) -> Vec<Action> {
     let dropped = drops(desired, current, &route);
     let unloads = dropped.iter().any(|action| matches!(action, Action::Retire { .. } | Action::Cancel { .. }));
     actions.extend(dropped);
-    if let Some(action) = restore(desired, current).or_else(|| candidate(desired, current, &route, unloads)) {
-        actions.push(action);
-    }
+    let next = restore(desired, current).or_else(|| candidate(desired, current, &route, unloads));
+    actions.extend(next.or_else(|| way_back(desired, current, &route, unloads)));
     actions
 }
 
@@ -157,6 +156,10 @@ fn drops(desired: &Desired, current: &Current, route: &Route) -> Vec<Action> {
             }
             // Nothing of it is loaded yet, and the other source may be the one that answers.
             Phase::Preparing if known.outdated => actions.push(Action::Cancel { version }),
+            // It would take the room that the candidate needs, or hold it up.
+            Phase::Preparing if desired.candidate.is_some() && desired.is_only_previous(name) => {
+                actions.push(Action::Cancel { version });
+            }
             Phase::Ready if !answers && !desired.names(name) => actions.push(Action::Retire { version }),
             Phase::Ready if !answers && desired.is_only_previous(name) && gives_way(desired, current) => {
                 actions.push(Action::Retire { version });
@@ -175,11 +178,27 @@ fn restore(desired: &Desired, current: &Current) -> Option<Action> {
     if desired.unknown.contains_key(&version) && current.route.active.is_some() {
         return None;
     }
-    let due = current.versions.get(&version).is_none_or(|known| match known.phase {
+    is_due(current, &version).then_some(Action::Prepare { version, purpose: Purpose::Restore })
+}
+
+/// Whether it is time to bring a version back that was proved before.
+fn is_due(current: &Current, version: &str) -> bool {
+    current.versions.get(version).is_none_or(|known| match known.phase {
         Phase::Refused | Phase::Waiting => known.retry_due || known.outdated,
         _ => false,
-    });
-    due.then_some(Action::Prepare { version, purpose: Purpose::Restore })
+    })
+}
+
+/// Brings the version to go back to back, when nothing else is to be done: it gave way to a candidate that is gone, or this pod
+/// has come since.
+fn way_back(desired: &Desired, current: &Current, route: &Route, unloads: bool) -> Option<Action> {
+    let known = |name: &String| desired.versions.contains_key(name) && !desired.unknown.contains_key(name);
+    let version = desired.previous.clone().filter(known).filter(|name| desired.is_only_previous(name))?;
+    let answers = route.active.is_some() && route.active == desired.active;
+    let at_rest = |known: &Known| matches!(known.phase, Phase::Ready | Phase::Waiting | Phase::Refused);
+    let alone = desired.candidate.is_none() && !unloads && current.versions.values().all(at_rest);
+    let begins = answers && alone && is_due(current, &version);
+    begins.then_some(Action::Prepare { version, purpose: Purpose::Restore })
 }
 
 /// Begins with the candidate when its turn has come.

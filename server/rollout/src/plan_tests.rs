@@ -323,6 +323,48 @@ fn retry_cases() -> Vec<Case> {
             vec!["try v3 2"],
         ),
         (
+            "the one that gave way is brought back when there is no candidate any more, as it is by a pod that comes late",
+            desired(Some("v2"), None, Some("v1")),
+            current(Some("v2"), None, &[("v2", known(Ready, None))]),
+            vec!["restore v1"],
+        ),
+        (
+            "without room beside what answers it waits",
+            desired(Some("v2"), None, Some("v1")),
+            current(Some("v2"), None, &[("v1", known(Waiting, None)), ("v2", known(Ready, None))]),
+            vec![],
+        ),
+        (
+            "until it is time",
+            desired(Some("v2"), None, Some("v1")),
+            current(Some("v2"), None, &[("v1", due(Refused, None)), ("v2", known(Ready, None))]),
+            vec!["restore v1"],
+        ),
+        (
+            "it takes no room from the version that is to answer",
+            desired(Some("v2"), None, Some("v1")),
+            current(None, None, &[("v2", known(Refused, None))]),
+            vec![],
+        ),
+        (
+            "nor from a candidate, whatever became of that",
+            desired(Some("v2"), Some(("v3", 1)), Some("v1")),
+            current(Some("v2"), None, &[("v2", known(Ready, None)), ("v3", known(Refused, Some(1)))]),
+            vec![],
+        ),
+        (
+            "one that comes meanwhile goes first",
+            desired(Some("v2"), Some(("v3", 1)), Some("v1")),
+            current(Some("v2"), None, &[("v1", known(Preparing, None)), ("v2", known(Ready, None))]),
+            vec!["cancel v1"],
+        ),
+        (
+            "one with fields of a later release is not brought back without them",
+            not_knowing("v1", desired(Some("v2"), None, Some("v1"))),
+            current(Some("v2"), None, &[("v2", known(Ready, None))]),
+            vec![],
+        ),
+        (
             "the previous one is gone: go on",
             desired(Some("v2"), Some(("v3", 1)), None),
             current(Some("v2"), None, &[("v2", known(Ready, None)), ("v3", known(Waiting, Some(1)))]),
@@ -529,6 +571,10 @@ proptest! {
                 }),
                 "{known:?}"
             );
+        }
+        if let Some(previous) = asked.previous.as_ref().filter(|_| asked.active.is_some() && asked.candidate.is_none()) {
+            let phase = pod.0.versions.get(previous).map(|known| known.phase);
+            prop_assert_eq!(phase, Some(Phase::Ready), "nobody brought {} back", previous);
         }
         for name in pod.0.versions.keys() {
             prop_assert!(asked.names(name) || pod.0.route.active.as_ref() == Some(name), "{name} is left over");

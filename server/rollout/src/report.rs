@@ -53,6 +53,14 @@ fn state(entry: &ReplicaStatus) -> ReplicaStatus {
     state
 }
 
+/// Whether `entry` has a state that `written` has not. That less is gone without is a figure: memory that moves about a threshold
+/// would write twice with each turn.
+fn is_changed(entry: &ReplicaStatus, written: &ReplicaStatus) -> bool {
+    let (mut entry, written) = (state(entry), state(written));
+    entry.degradation = entry.degradation.max(written.degradation);
+    entry != written
+}
+
 /// Whether `entry` says what `written` does, but for the time of its writing and for memory that is about the same: what a
 /// worker has in RAM moves with every request, and a write of it is news for nobody.
 fn says_the_same(entry: &ReplicaStatus, written: &ReplicaStatus) -> bool {
@@ -101,7 +109,7 @@ impl Cadence {
         }
         let Some((written, at)) = &self.written else { return Decision::Write };
         let figures_due = *at + figures_period(replicas).mul_f64(1.0 + self.jitter);
-        let due = if state(entry) != state(written) {
+        let due = if is_changed(entry, written) {
             *at + STATE_PERIOD
         } else if !says_the_same(entry, written) {
             figures_due
@@ -203,6 +211,25 @@ mod tests {
             assert_eq!(cadence.is_lost(has_entry, version), lost, "{has_entry} {version:?}");
             assert_eq!(after(&cadence, &entry("v1", 0), 2, start, 1), lost, "it is written again");
         }
+    }
+
+    #[test]
+    fn a_degradation_is_told_at_once_and_that_it_is_over_with_the_figures() {
+        let at = |level| ReplicaStatus { degradation: level, ..entry("v1", 0) };
+        let start = Instant::now();
+        let mut cadence = Cadence::default();
+        cadence.written(at(Some(Degradation::EvictCache)), Some(7), 0.0, start);
+        for (level, soon) in [
+            (Some(Degradation::HighPriorityOnly), true),
+            (Some(Degradation::ReducedBatch), false),
+            (Some(Degradation::Normal), false),
+            (None, false),
+        ] {
+            assert_eq!(after(&cadence, &at(level), 2, start, 250), soon, "{level:?}");
+            assert!(after(&cadence, &at(level), 2, start, 10_000), "{level:?}");
+        }
+        let changed = ReplicaStatus { health: ReplicaHealth::Restarting, ..at(None) };
+        assert!(after(&cadence, &changed, 2, start, 250), "another state is told of all the same");
     }
 
     #[test]

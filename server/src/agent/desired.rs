@@ -69,7 +69,7 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
         metadata.remove("managedFields");
     }
     let entries = names(&take(&mut value, &["status", "replicas"]), "pod");
-    let signals = signals(take(&mut value, &["spec", "rollout", "rollback", "signals"]));
+    let (signals, unknown_signals) = signals(&take(&mut value, &["spec", "rollout", "rollback", "signals"]));
     for field in OTHERS {
         take(&mut value, field);
     }
@@ -80,7 +80,7 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
     }
     forget_unknown_dispatch(&mut value);
     let versions = versions(&take(&mut value, &["status", "versions"]));
-    let unknown_gates = unknown_of_gates(&value);
+    let unknown_of_spec = [unknown_of_gates(&value), unknown_signals].concat();
     let service: InferenceService = serde_json::from_value(value).map_err(invalid)?;
     if let Some(RolloutStatus { step: RolloutStep::Unknown(step), .. }) =
         service.status.as_ref().and_then(|status| status.rollout.as_ref())
@@ -93,8 +93,8 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
     let Versions { known, unreadable, unknown } = versions;
     let of_status = service.status.as_ref().map(|status| Desired::of(status, has.resources.as_deref(), has.side));
     let mut desired = Desired { versions: known, unreadable, unknown, ..of_status.unwrap_or_default() };
-    if let Some(candidate) = desired.candidate.as_ref().filter(|_| !unknown_gates.is_empty()) {
-        desired.unknown.entry(candidate.version.clone()).or_default().extend(unknown_gates);
+    if let Some(candidate) = desired.candidate.as_ref().filter(|_| !unknown_of_spec.is_empty()) {
+        desired.unknown.entry(candidate.version.clone()).or_default().extend(unknown_of_spec);
     }
     let kept_prefix_bytes = kept_prefix_bytes(&desired.versions, &service);
     let keeps_prefixes = !desired.unreadable.is_empty() || kept_prefix_bytes > 0;
@@ -218,16 +218,21 @@ fn settings(service: &InferenceService, volume_bytes: Option<u64>, kept_prefix_b
     }
 }
 
-/// What the figures of a version may be. What this release cannot read of it is not looked at.
-fn signals(value: Value) -> Option<SignalLimits> {
+/// What the figures of a version may be, and what this release does not know of it or cannot read, which is not looked at.
+fn signals(value: &Value) -> (Option<SignalLimits>, Vec<String>) {
+    const SIGNALS: &str = "spec.rollout.rollback.signals";
     if value.is_null() {
-        return None;
+        return (None, Vec::new());
     }
-    let warn = |error: &dyn std::fmt::Display| tracing::warn!(%error, "spec.rollout.rollback.signals is not usable");
-    let spec: RollbackSignals = serde_json::from_value(value).inspect_err(|error| warn(error)).ok()?;
+    let warn = |error: &dyn std::fmt::Display| tracing::warn!(%error, "{SIGNALS} is not usable");
+    let (spec, unknown): (RollbackSignals, _) = match reading(value).inspect_err(|error| warn(error)) {
+        Ok(read) => read,
+        Err(error) => return (None, vec![format!("{SIGNALS} ({error})")]),
+    };
+    let unknown = unknown.into_iter().map(|path| format!("{SIGNALS}.{path}")).collect();
     let share = |share: Option<Percent>| share.and_then(|share| share.ratio().inspect_err(|error| warn(error)).ok());
     let time = |time: Option<DurationString>| time.and_then(|time| time.to_std().inspect_err(|error| warn(error)).ok());
-    Some(SignalLimits {
+    let limits = SignalLimits {
         error_rate: share(spec.error_rate),
         ttft_p95: time(spec.ttft_p95),
         tpot_p95: time(spec.tpot_p95),
@@ -235,7 +240,8 @@ fn signals(value: Value) -> Option<SignalLimits> {
         regression: spec.regression.and_then(|ratio| ratio.value().inspect_err(|error| warn(error)).ok()),
         window: time(spec.window).unwrap_or(SIGNALS_WINDOW_DEFAULT),
         min_samples: spec.min_samples.unwrap_or(SIGNALS_MIN_SAMPLES_DEFAULT) as usize,
-    })
+    };
+    (Some(limits), unknown)
 }
 
 fn scheduling(spec: &SchedulingSpec) -> Scheduling {
@@ -508,6 +514,20 @@ mod tests {
             assert!(of_v2.iter().any(|field| field == gate), "{of_v2:?}");
         }
         assert_eq!((of_v2.len(), unknown(&desired, "v1").len()), (6, 1));
+        // Nor would it be watched by signals that are not known, or cannot be read.
+        let status =
+            json!({"candidateVersion": "v2", "rollout": rollout("Prepare"), "versions": [version("v2", json!({}))]});
+        for (signals, noted) in [
+            (json!({"errorRate": "5%"}), None),
+            (json!({"errorRate": "5%", "refusalRate": "1%"}), Some("spec.rollout.rollback.signals.refusalRate")),
+            (json!({"errorRate": 5}), Some("spec.rollout.rollback.signals (")),
+        ] {
+            let mut asks = object(status.clone());
+            asks.data["spec"]["rollout"]["rollback"] = json!({"signals": signals});
+            let of_v2 = unknown(&read(asks, &PodHas::default()).unwrap().assignment.desired, "v2");
+            assert_eq!(of_v2.len(), usize::from(noted.is_some()), "{of_v2:?}");
+            assert!(of_v2.iter().all(|field| field.starts_with(noted.unwrap_or_default())), "{of_v2:?}");
+        }
     }
 
     #[test]

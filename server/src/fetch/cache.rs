@@ -1,10 +1,10 @@
 //! The content-addressed store: `sha256/<hex>` is a whole file with that digest, `sha256/<hex>.partial` one on its way.
 //!
 //! A file counts only after its bytes were hashed by this process, once: a disk may have changed them since. What a
-//! [`Lease`] names is never evicted; everything else goes when room is needed, the least recently used first, and at once
-//! when no revision names it any more ([`Cache::keep`]). A file that comes has a [`Grant`] of room before its bytes do, so
-//! that the limit holds for several at a time, and for those whose length nobody said. Absent: where files come from, and a
-//! lock against other processes: the folder belongs to one pod.
+//! [`Lease`] names is never evicted; everything else goes when room is needed and what goes is enough, what a revision names
+//! last, the least recently used first, and at once when no revision names it any more ([`Cache::keep`]). A file that comes
+//! has a [`Grant`] of room before its bytes do, so that the limit holds for several at a time, and for those whose length
+//! nobody said. Absent: where files come from, and a lock against other processes: the folder belongs to one pod.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File};
@@ -35,6 +35,8 @@ struct State {
     leases: HashMap<Digest, usize>,
     /// Bytes that files on their way may have.
     grants: HashMap<Digest, u64>,
+    /// What revisions name, as far as is known: the way back is among them.
+    named: BTreeSet<Digest>,
     limit_bytes: Option<u64>,
 }
 
@@ -205,7 +207,8 @@ impl Cache {
         Ok(Some(CachedModel { path, digest, bytes, _lease: Some(Arc::new(lease)), on_volume: None }))
     }
 
-    /// Evicts until the file of `digest` may have `wanted_bytes`, and tells how many it may have: at least `needed_bytes`.
+    /// Evicts until the file of `digest` may have `wanted_bytes`, and tells how many it may have: at least `needed_bytes`. What
+    /// revisions name goes for no more than these, and nothing goes for a file that has no room even so.
     fn make_room(&self, digest: Digest, needed_bytes: u64, wanted_bytes: u64) -> Result<u64, FetchError> {
         let _one = self.making_room.lock().unwrap_or_else(PoisonError::into_inner);
         let (limit, mut grants) = {
@@ -214,36 +217,49 @@ impl Cache {
             (limit, state.grants.clone())
         };
         grants.remove(&digest);
-        let mut files = self.files().map_err(|error| FetchError::disk("list", &error))?;
-        files.retain(|file| file.digest != digest);
-        files.sort_by_key(|file| file.used);
+        let (files, evictable) = self.others(digest).map_err(|error| FetchError::disk("list", &error))?;
         let came = |granted: &Digest| files.iter().filter(|f| f.digest == *granted).map(|f| f.bytes).sum::<u64>();
         // Of what is on its way the whole counts.
         let to_come = grants.iter().map(|(granted, bytes)| bytes.saturating_sub(came(granted))).sum::<u64>();
         let mut others = files.iter().map(|file| file.bytes).sum::<u64>().saturating_add(to_come);
-        for file in &files {
-            if others.saturating_add(wanted_bytes) <= limit {
-                return Ok(wanted_bytes);
+        let in_use = others.saturating_sub(evictable);
+        if in_use.saturating_add(needed_bytes) <= limit {
+            for file in &files {
+                let bytes = if file.is_named { needed_bytes } else { wanted_bytes };
+                if others.saturating_add(bytes) > limit && self.evict(file) {
+                    others = others.saturating_sub(file.bytes);
+                }
             }
-            if self.evict(file) {
-                others = others.saturating_sub(file.bytes);
+            let left = limit.saturating_sub(others);
+            // Not all of it could be removed.
+            if left >= needed_bytes {
+                return Ok(left.min(wanted_bytes));
             }
-        }
-        let left = limit.saturating_sub(others);
-        if left >= needed_bytes {
-            return Ok(left.min(wanted_bytes));
         }
         Err(FetchError::TooLarge(format!(
             "the model needs {} in the cache, of whose {} {} are in use; raise spec.cache.sizeLimit (it is as much as \
              spec.resources.memory if left out), or choose a smaller model",
             gantry_gguf::human_bytes(needed_bytes),
             gantry_gguf::human_bytes(limit),
-            gantry_gguf::human_bytes(others),
+            gantry_gguf::human_bytes(in_use),
         )))
+    }
+
+    /// All files but those of `digest`, in the order in which they go, and the bytes of those that may.
+    fn others(&self, digest: Digest) -> io::Result<(Vec<CacheFile>, u64)> {
+        let mut files = self.files()?;
+        files.retain(|file| file.digest != digest);
+        files.sort_by_key(|file| (file.is_named, file.used));
+        let state = self.lock();
+        let evictable = files.iter().filter(|file| !state.leases.contains_key(&file.digest));
+        let evictable = evictable.map(|file| file.bytes).sum();
+        drop(state);
+        Ok((files, evictable))
     }
 
     /// Evicts what is neither in use nor `named`. Blocks.
     pub fn keep(&self, named: &BTreeSet<Digest>) {
+        self.lock().named.clone_from(named);
         match self.files() {
             Ok(files) => {
                 for file in files.iter().filter(|file| !named.contains(&file.digest)) {
@@ -254,10 +270,21 @@ impl Cache {
         }
     }
 
-    /// Evicts everything that nobody uses, for a disk that is full. Blocks. Returns whether there was something.
-    pub(super) fn evict_unused(&self) -> bool {
-        let files = self.files().unwrap_or_default();
-        files.iter().filter(|file| self.evict(file)).count() > 0
+    /// Evicts as much as the file of `digest` still needs, for a disk that is full, or nothing where that is more than nobody uses.
+    /// Blocks. Returns whether there was something.
+    pub(super) fn evict_unused(&self, digest: Digest) -> bool {
+        let granted = self.lock().grants.get(&digest).copied().unwrap_or_default();
+        let came = fs::metadata(self.partial_path(digest)).map_or(0, |metadata| metadata.len());
+        // One at least: it is full.
+        let missing = granted.saturating_sub(came).max(1);
+        let (files, evictable) = self.others(digest).unwrap_or_default();
+        let mut evicted = 0;
+        for file in files.iter().filter(|_| evictable >= missing) {
+            if evicted < missing && self.evict(file) {
+                evicted += file.bytes;
+            }
+        }
+        evicted > 0
     }
 
     fn evict(&self, file: &CacheFile) -> bool {
@@ -282,6 +309,7 @@ impl Cache {
 
     fn files(&self) -> io::Result<Vec<CacheFile>> {
         let mut files = Vec::new();
+        let named = self.lock().named.clone();
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
             let path = entry.path();
@@ -289,7 +317,8 @@ impl Cache {
             let digest = path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.parse().ok());
             if let (true, Some(digest)) = (known, digest) {
                 let metadata = entry.metadata()?;
-                files.push(CacheFile { path, digest, bytes: metadata.len(), used: metadata.modified()? });
+                let (bytes, used, is_named) = (metadata.len(), metadata.modified()?, named.contains(&digest));
+                files.push(CacheFile { path, digest, bytes, used, is_named });
             }
         }
         Ok(files)
@@ -301,6 +330,7 @@ struct CacheFile {
     digest: Digest,
     bytes: u64,
     used: SystemTime,
+    is_named: bool,
 }
 
 #[cfg(test)]
@@ -340,11 +370,52 @@ mod tests {
         assert_eq!([oldest, older, newest].map(|d| is_there(&cache, d)), [true, false, true]);
         let error = next.grow(300, 300).unwrap_err();
         assert!(matches!(&error, FetchError::TooLarge(text) if text.contains("sizeLimit")), "{error}");
-        assert!(is_there(&cache, oldest) && !is_there(&cache, newest));
+        assert_eq!(
+            [oldest, newest].map(|d| is_there(&cache, d)),
+            [true, true],
+            "nothing goes for what has no room even so"
+        );
         assert_eq!(next.grow(200, 300).unwrap(), 250, "as much as there is");
+        assert!(is_there(&cache, oldest) && !is_there(&cache, newest));
         drop(used);
         assert_eq!(next.grow(300, 300).unwrap(), 300);
         assert!(!is_there(&cache, oldest));
+    }
+
+    #[test]
+    fn what_a_revision_names_goes_last_and_for_no_more_than_is_needed() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(folder.path()).unwrap();
+        let way_back = put(&cache, 1, 100, Duration::from_secs(300));
+        cache.keep(&BTreeSet::from([way_back]));
+        let other = put(&cache, 2, 100, Duration::from_secs(100));
+        cache.set_limit_bytes(Some(250));
+        let next = cache.grant("ab".repeat(32).parse().unwrap());
+        assert_eq!(next.grow(100, 200).unwrap(), 150);
+        assert_eq!([way_back, other].map(|d| is_there(&cache, d)), [true, false]);
+        assert!(next.grow(251, 251).is_err() && is_there(&cache, way_back));
+        assert_eq!(next.grow(200, 250).unwrap(), 250);
+        assert!(!is_there(&cache, way_back));
+    }
+
+    #[test]
+    fn a_full_disk_costs_as_much_as_is_missing_or_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(folder.path()).unwrap();
+        let files = [1, 2, 3].map(|seed| put(&cache, seed, 100, Duration::from_secs(400 - u64::from(seed))));
+        cache.keep(&BTreeSet::from(files));
+        let next: Digest = "ab".repeat(32).parse().unwrap();
+        let grant = cache.grant(next);
+        fs::write(cache.partial_path(next), vec![0; 50]).unwrap();
+        assert_eq!(grant.grow(400, 400).unwrap(), 400);
+        assert!(!cache.evict_unused(next), "350 bytes are missing");
+        assert_eq!(files.map(|file| is_there(&cache, file)), [true, true, true]);
+        assert_eq!(grant.grow(200, 200).unwrap(), 200);
+        assert!(cache.evict_unused(next));
+        assert_eq!(files.map(|file| is_there(&cache, file)), [false, false, true]);
+        drop(grant);
+        assert!(cache.evict_unused(next), "whose length nobody said");
+        assert!(!cache.evict_unused(next), "nothing is left");
     }
 
     #[test]

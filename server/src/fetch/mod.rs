@@ -8,6 +8,7 @@
 //! verdict before the download. One fetch per digest runs at a time, from the source of whoever came last ([`flight`]). Absent: what is in the file ([`crate::gates`]), other sources than http(s), volumes and files.
 
 mod cache;
+mod connector;
 mod digest;
 mod download;
 mod error;
@@ -36,6 +37,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use cache::{Cache, CachedModel};
+pub(crate) use connector::Connector;
 pub use digest::{Digest, InvalidDigest};
 pub use error::FetchError;
 pub use progress::FetchProgress;
@@ -164,7 +166,7 @@ impl Fetcher {
             Location::Http(_) | Location::S3(_) => {
                 let range = Some((0, Some(bytes.saturating_sub(1))));
                 let validator = Validator::default();
-                let (client, url) = (self.client(source)?, url(source).await?);
+                let (client, url) = (self.client(source)?, self.url(source).await?);
                 let response = http::send(self.target(&client, source, &url), range, &validator).await?;
                 let place = (source.place, address.as_str());
                 match http::judge(place, response.status(), response.headers(), 0, &validator) {
@@ -196,6 +198,21 @@ impl Fetcher {
         }
         clients.insert(Arc::clone(ca), client.clone());
         Ok(client)
+    }
+
+    /// Where a request is made to for a source that is not a file of this machine.
+    async fn url(&self, source: &Source) -> Result<Url, FetchError> {
+        match &source.location {
+            Location::Http(url) => Ok(url.clone()),
+            Location::S3(object) => {
+                let key = match &source.credential {
+                    Some(Credential::S3Key(key)) => Some(key),
+                    _ => None,
+                };
+                object.url(key, self.reach).await
+            }
+            Location::File(_) | Location::Volume(_) => Err(FetchError::Permanent(format!("{source} has no address"))),
+        }
     }
 
     fn target<'a>(&self, client: &'a Client, source: &'a Source, url: &'a Url) -> Target<'a> {
@@ -355,6 +372,8 @@ impl Fetcher {
         };
         let address = source.to_string();
         let grant = Arc::new(self.cache.grant(digest));
+        // It tells what a full disk lacks.
+        let _room = Arc::clone(&grant);
         let (partial, result) = match &source.location {
             Location::File(path) => copy(grant, partial, path, &address, progress).await,
             Location::Volume(file) => {
@@ -364,7 +383,7 @@ impl Fetcher {
                     Err(error) => (Some(partial), Err(error)),
                 }
             }
-            Location::Http(_) | Location::S3(_) => match (self.client(source), url(source).await) {
+            Location::Http(_) | Location::S3(_) => match (self.client(source), self.url(source).await) {
                 (Ok(client), Ok(url)) => {
                     let target = self.target(&client, source, &url);
                     Download { target, grant, progress }.connect(partial).await
@@ -392,7 +411,7 @@ impl Fetcher {
                     partial => tries.partial = partial,
                 }
                 let cache = Arc::clone(&self.cache);
-                if full && blocking(move || cache.evict_unused()).await? {
+                if full && blocking(move || cache.evict_unused(digest)).await? {
                     return Err(FetchError::temporary("the disk was full, and unused models were evicted"));
                 }
                 Err(error)
@@ -564,21 +583,6 @@ fn open_source(path: &Path) -> io::Result<(File, u64)> {
     let file = File::open(path)?;
     let total = file.metadata()?.len();
     Ok((file, total))
-}
-
-/// Where a request is made to for a source that is not a file of this machine.
-async fn url(source: &Source) -> Result<Url, FetchError> {
-    match &source.location {
-        Location::Http(url) => Ok(url.clone()),
-        Location::S3(object) => {
-            let key = match &source.credential {
-                Some(Credential::S3Key(key)) => Some(key),
-                _ => None,
-            };
-            object.url(key).await
-        }
-        Location::File(_) | Location::Volume(_) => Err(FetchError::Permanent(format!("{source} has no address"))),
-    }
 }
 
 fn peek_file(path: &Path, bytes: u64) -> io::Result<Peek> {

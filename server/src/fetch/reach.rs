@@ -28,7 +28,7 @@ impl Default for Reach {
 /// An address that models are not fetched from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind}")]
-pub(super) struct Unreachable {
+pub(crate) struct Unreachable {
     kind: Kind,
 }
 
@@ -77,7 +77,7 @@ impl Reach {
     }
 
     /// Checks a URL whose host is an address; one whose host is a name is for the [`Resolver`].
-    pub(super) fn check(self, url: &Url) -> Result<(), Unreachable> {
+    pub(crate) fn check(self, url: &Url) -> Result<(), Unreachable> {
         // The parser has made an address of whatever a resolver would take for one: 127.1, 0x7f000001, 2130706433.
         let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         host.parse().map_or(Ok(()), |address| self.allows(address))
@@ -156,7 +156,7 @@ fn locally_translated(address: Ipv6Addr) -> Option<Option<Kind>> {
 }
 
 /// Resolves names as the system does, and leaves out what may not be reached.
-pub(super) struct Resolver(pub(super) Reach);
+pub(crate) struct Resolver(pub(crate) Reach);
 
 impl Resolve for Resolver {
     fn resolve(&self, name: Name) -> Resolving {

@@ -12,8 +12,10 @@ use object_store::path::Path;
 use object_store::signer::Signer;
 use reqwest::{Method, Url};
 
+use super::connector::Connector;
 use super::digest::Digest;
 use super::error::FetchError;
+use super::reach::Reach;
 use super::source::{S3Key, SourceError};
 
 /// Where files are asked for that `hf://` names.
@@ -120,7 +122,7 @@ impl S3Object {
 
     /// An address of it that a request may be made to for [`SIGNATURE_LIFETIME`]: signed with the key, else with what the platform
     /// gives the pod, else not at all, as for a bucket that everybody may read.
-    pub(super) async fn url(&self, key: Option<&S3Key>) -> Result<Url, FetchError> {
+    pub(super) async fn url(&self, key: Option<&S3Key>, reach: Reach) -> Result<Url, FetchError> {
         let given = |(name, key)| Some((key, std::env::var(name).ok()?));
         let identity: Vec<(AmazonS3ConfigKey, String)> = AWS_IDENTITY_VARIABLES.into_iter().filter_map(given).collect();
         let builder = match key {
@@ -137,6 +139,8 @@ impl S3Object {
             .with_virtual_hosted_style_request(false)
             .with_region(&self.region)
             .with_bucket_name(&self.bucket)
+            // Nothing but a role's credentials is asked for by it.
+            .with_http_connector(Connector::from_env(reach))
             .build();
         // What these errors tell is of the platform's credentials, and no secret.
         let failed = |error: object_store::Error| {

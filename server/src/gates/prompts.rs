@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::{StreamExt, stream};
 use gantry_crds::status::GateName;
-use gantry_engine::{GenerationParams, Prompt};
+use gantry_engine::{GenerationParams, Prompt, RequestError};
 use serde::Deserialize;
 
 use super::limits::{
@@ -17,7 +17,7 @@ use super::limits::{
 };
 use super::objects::PROMPTS_KEY;
 use super::report::Refusal;
-use crate::version::{GenerateRequest, Version};
+use crate::version::{GenerateRequest, GenerationError, SubmitError, Version};
 
 /// A question and what its answer must be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,8 +115,16 @@ pub enum Answer {
     Right,
     /// Another text.
     Wrong(String),
-    /// No text.
+    /// None will come in any pod: the version does not take the prompt.
+    Refused(String),
+    /// None came in this pod, which says nothing of others.
     None(String),
+}
+
+/// Whether the error is the prompt's, and not the pod's.
+fn is_of_prompt(error: &GenerationError) -> bool {
+    use RequestError::{ContextLengthExceeded, InvalidRequest};
+    matches!(error, GenerationError::Request(InvalidRequest { .. } | ContextLengthExceeded { .. }))
 }
 
 /// Asks all prompts, a few at a time; the answers are in the prompts' order. Never more than the version decodes at once:
@@ -143,18 +151,25 @@ async fn ask_one(version: Arc<Version>, prompt: GoldenPrompt) -> Answer {
         params: GenerationParams::greedy(prompt.max_tokens),
     };
     let answer = async {
-        let generation = version.submit(request).await.map_err(|error| error.to_string())?;
-        generation.collect().await.map_err(|error| error.to_string())
+        let generation = version.submit(request).await.map_err(|error| match error {
+            SubmitError::InvalidParam(_) | SubmitError::Unsupported(_) => Answer::Refused(error.to_string()),
+            error => Answer::None(error.to_string()),
+        })?;
+        generation.collect().await.map_err(|error| match error {
+            error if is_of_prompt(&error) => Answer::Refused(error.to_string()),
+            error => Answer::None(error.to_string()),
+        })
     };
     match tokio::time::timeout(PROMPT_LIMIT, answer).await {
         Ok(Ok(whole)) if prompt.wanted.is_met_by(&whole.output.text) => Answer::Right,
         Ok(Ok(whole)) => Answer::Wrong(whole.output.text),
-        Ok(Err(error)) => Answer::None(error),
+        Ok(Err(answer)) => answer,
         Err(_) => Answer::None(format!("it took longer than {PROMPT_LIMIT:?}")),
     }
 }
 
-/// Counts the answers. The value is what the gate reports, whichever way it goes.
+/// Counts the answers. The value is what the gate reports, whichever way it goes. Where those that did not come could
+/// have been enough, nothing is known of the answers, and it is the Load gate that refuses: what this pod cannot do others may.
 ///
 /// # Errors
 /// Too few are right: names the first that is not.
@@ -170,8 +185,22 @@ pub fn judge(prompts: &[GoldenPrompt], answers: &[Answer], min_pass_ratio: f64) 
         return Ok(value);
     }
     let wanted = format!("{}%", (min_pass_ratio * 1e4).round() / 1e2);
-    let first = prompts.iter().zip(answers).find(|(_, answer)| **answer != Answer::Right);
-    let first = first.map(|(prompt, answer)| describe(prompt, answer)).unwrap_or_default();
+    let first_that = |is: fn(&Answer) -> bool| {
+        let first = prompts.iter().zip(answers).find(|(_, answer)| is(answer));
+        first.map(|(prompt, answer)| describe(prompt, answer)).unwrap_or_default()
+    };
+    let is_none = |answer: &Answer| matches!(answer, Answer::None(_));
+    let unanswered = answers.iter().filter(|answer| is_none(answer)).count();
+    if (right + unanswered) as f64 >= needed {
+        let value = format!("{unanswered} of {total} prompts unanswered");
+        let message = format!(
+            "{unanswered} of {total} golden prompts got no answer in this pod, and {right} the expected one, of which {wanted} are wanted \
+             (rollout.gates.prompts.minPass); {}; check the pod's log, and raise spec.resources where it is slow",
+            first_that(is_none)
+        );
+        return Err(Refusal::new(GateName::Load, message).with_value(value));
+    }
+    let first = first_that(|answer| !matches!(answer, Answer::Right | Answer::None(_)));
     let message = format!(
         "{right} of {total} golden prompts were answered as expected, {wanted} are wanted (rollout.gates.prompts.minPass); \
          {first}; choose another model, or correct the prompts"
@@ -189,7 +218,7 @@ fn describe(prompt: &GoldenPrompt, answer: &Answer) -> String {
         Answer::Wrong(text) => {
             format!("line {} was answered with \"{}\" instead of {wanted}", prompt.line, quote(text))
         }
-        Answer::None(reason) => format!("line {} was not answered: {reason}", prompt.line),
+        Answer::Refused(reason) | Answer::None(reason) => format!("line {} was not answered: {reason}", prompt.line),
     }
 }
 
@@ -290,6 +319,31 @@ mod tests {
             "{}",
             refusal.message
         );
+    }
+
+    #[test]
+    fn answers_that_did_not_come_are_no_verdict_on_those_that_would() {
+        let right = || Answer::Right;
+        let wrong = || Answer::Wrong("No".to_owned());
+        let none = || Answer::None("it took longer than 300s".to_owned());
+        let refused = || Answer::Refused("the prompt is too long".to_owned());
+        for (answers, min, wanted) in [
+            ([right(), right(), right(), none()], 1.0, Some(GateName::Load)),
+            ([none(), none(), none(), none()], 1.0, Some(GateName::Load)),
+            ([right(), right(), wrong(), none()], 0.75, Some(GateName::Load)),
+            ([right(), none(), wrong(), wrong()], 0.75, Some(GateName::Prompts)),
+            ([right(), right(), none(), wrong()], 1.0, Some(GateName::Prompts)),
+            ([right(), right(), right(), refused()], 1.0, Some(GateName::Prompts)),
+            ([right(), right(), right(), none()], 0.75, None),
+        ] {
+            let prompts = parse(&format!("{GOOD}\n").repeat(answers.len())).unwrap();
+            let refusal = judge(&prompts, &answers, min).err();
+            assert_eq!(refusal.as_ref().map(|refusal| refusal.gate), wanted, "{answers:?} {min}: {refusal:?}");
+            let Some(Refusal { gate, message, .. }) = refusal else { continue };
+            // What is told of is what the verdict is about.
+            let of_the_pod = message.contains("took longer than 300s") && !message.contains("correct the prompts");
+            assert_eq!(of_the_pod, gate == GateName::Load, "{message}");
+        }
     }
 
     proptest! {

@@ -228,6 +228,20 @@ async fn agents_may_read_a_secret_from_when_it_says_for_which_hosts_it_is_until_
     assert_eq!(granted(&scene), [""; 0]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_secret_that_says_so_no_more_is_taken_back_from_what_answers_with_the_next_resync() {
+    let mut scene = Scene::serving().await;
+    scene.step().await.unwrap();
+    scene.api.edit(SECRET, |secret| secret["metadata"]["annotations"] = json!({}));
+    scene.api.requests();
+    tokio::time::advance(RESYNC_PERIOD - std::time::Duration::from_secs(1)).await;
+    scene.step().await.unwrap();
+    assert_eq!((granted(&scene), scene.api.requests().len()), (vec!["hf".to_owned()], 0), "nobody asks meanwhile");
+    tokio::time::advance(std::time::Duration::from_secs(1)).await;
+    scene.step().await.unwrap();
+    assert_eq!(granted(&scene), [""; 0]);
+}
+
 #[tokio::test]
 async fn a_right_that_was_lost_is_given_again_while_nothing_is_judged() {
     let mut scene = Scene::serving().await;
