@@ -5,6 +5,7 @@
 
 use crate::arch;
 use crate::error::{Defect, GgufError, Result, malformed, printable};
+use crate::finding::Log;
 use crate::limits::{
     DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_CONTEXT_LENGTH, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, MIN_ALIGNMENT,
 };
@@ -13,7 +14,7 @@ use crate::tokenizer;
 use crate::value::{Entry, Metadata, Value, ValueType};
 
 /// What a model's size and memory follow from. Vectors have one element per layer.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Hyperparameters {
     pub(crate) architecture: String,
     pub(crate) layers: u32,
@@ -132,34 +133,51 @@ pub(crate) fn check_kind(metadata: &Metadata) -> Result<()> {
     Ok(())
 }
 
-/// Reads and checks all hyperparameters; `keys_end` is the byte after the last key.
+/// Reads and checks all hyperparameters; `keys_end` is the byte after the last key. `None`: one is missing or wrong.
 ///
-/// What is odd and does no harm goes into `notes`.
+/// What is wrong and what is odd is written into `log`.
 pub(crate) fn read_hyperparameters(
     metadata: &Metadata,
     scan: &Scan,
     keys_end: u64,
-    notes: &mut Vec<String>,
-) -> Result<Hyperparameters> {
-    let architecture = architecture(metadata, keys_end)?;
+    log: &mut Log,
+) -> Option<Hyperparameters> {
+    let Some(architecture) = log.take(architecture(metadata, keys_end)) else {
+        // The tokenizer is the same with every architecture.
+        tokenizer::read_vocabulary(metadata, scan, keys_end, log);
+        return None;
+    };
     let keys = Keys { metadata, architecture, missing_at: keys_end };
-    let layers = keys.required("block_count", 1, MAX_LAYERS)?;
-    let next_token_layers = keys.number("nextn_predict_layers", 0, layers)?.unwrap_or(0);
-    let context_length = keys.required("context_length", 1, MAX_CONTEXT_LENGTH)?;
-    let embedding_length = keys.required("embedding_length", 1, MAX_WIDTH)?;
-    let (heads, kv_heads) = heads(&keys, layers)?;
-    let feed_forward = keys.per_layer("feed_forward_length", layers, MAX_WIDTH)?;
-    let (key_length, value_length, rotated) = head_lengths(&keys, embedding_length, &heads)?;
-    let (experts, experts_used) = experts(&keys, layers)?;
-    check_rope_scaling(&keys)?;
-    check_fractions(&keys)?;
-    check_claims(&keys)?;
-    Ok(Hyperparameters {
+    let layers = log.take(keys.required("block_count", 1, MAX_LAYERS));
+    let next_token_layers = log.take(keys.number("nextn_predict_layers", 0, layers.unwrap_or(MAX_LAYERS)));
+    let context_length = log.take(keys.required("context_length", 1, MAX_CONTEXT_LENGTH));
+    let embedding_length = log.take(keys.required("embedding_length", 1, MAX_WIDTH));
+    let of_layers = layers.and_then(|layers| {
+        let heads = log.take(heads(&keys, layers));
+        let feed_forward = log.take(keys.per_layer("feed_forward_length", layers, MAX_WIDTH));
+        let lengths = match (embedding_length, &heads) {
+            (Some(embedding), Some((heads, _))) => log.take(head_lengths(&keys, embedding, heads)),
+            _ => None,
+        };
+        let experts = log.take(experts(&keys, layers));
+        Some((layers, heads?, feed_forward?, lengths?, experts?))
+    });
+    let scaling = log.take(check_rope_scaling(&keys));
+    check_fractions(&keys, log);
+    check_claims(&keys, log);
+    let expert_feed_forward =
+        layers.and_then(|layers| log.take(keys.per_layer("expert_feed_forward_length", layers, MAX_WIDTH)));
+    let vocabulary = tokenizer::read_vocabulary(metadata, scan, keys_end, log);
+    let recurrent = embedding_length.and_then(|embedding| log.take(recurrent_elements(&keys, embedding)));
+    let (layers, (heads, kv_heads), feed_forward, (key_length, value_length, rotated), (experts, experts_used)) =
+        of_layers?;
+    scaling?;
+    Some(Hyperparameters {
         architecture: architecture.to_owned(),
         layers,
-        next_token_layers,
-        context_length,
-        embedding_length,
+        next_token_layers: next_token_layers?.unwrap_or(0),
+        context_length: context_length?,
+        embedding_length: embedding_length?,
         heads,
         kv_heads,
         feed_forward: feed_forward.unwrap_or_else(|| vec![0; layers as usize]),
@@ -168,10 +186,10 @@ pub(crate) fn read_hyperparameters(
         rotated,
         experts,
         experts_used,
-        expert_feed_forward: largest(keys.per_layer("expert_feed_forward_length", layers, MAX_WIDTH)?),
+        expert_feed_forward: largest(expert_feed_forward?),
         sliding_window: sliding_window(metadata, architecture),
-        vocabulary: tokenizer::read_vocabulary(metadata, scan, keys_end, notes)?,
-        recurrent_elements: recurrent_elements(&keys, embedding_length)?,
+        vocabulary: vocabulary?,
+        recurrent_elements: recurrent?,
     })
 }
 
@@ -325,10 +343,10 @@ fn check_rope_scaling(keys: &Keys<'_>) -> Result<()> {
 
 /// Numbers with a fraction that enter the computation: llama.cpp takes f32 only, and aborts in the first decode on an
 /// epsilon that is negative or no number.
-fn check_fractions(keys: &Keys<'_>) -> Result<()> {
+fn check_fractions(keys: &Keys<'_>, log: &mut Log) {
     let epsilon = "attention.layer_norm_rms_epsilon";
     if arch::is_plain_decoder(keys.architecture) && keys.metadata.entry(&keys.full(epsilon)).is_none() {
-        return keys.missing(keys.full(epsilon));
+        log.defect(keys.missing_at, Defect::MissingKey { key: keys.full(epsilon) });
     }
     let not_negative = [
         epsilon,
@@ -364,14 +382,13 @@ fn check_fractions(keys: &Keys<'_>) -> Result<()> {
             Some(Entry { value: Value::Float { kind: ValueType::F32, value }, .. })
                 if value.is_finite() && *value >= least && !(is_divisor(&key) && scales_beyond_numbers(*value)) => {}
             Some(Entry { offset, value: Value::Float { kind: ValueType::F32, value } }) => {
-                return malformed(*offset, Defect::WrongFraction { key, found: value.to_string() });
+                log.defect(*offset, Defect::WrongFraction { key, found: value.to_string() });
             }
             Some(Entry { offset, value }) => {
-                return malformed(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected: "f32" });
+                log.defect(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected: "f32" });
             }
         }
     }
-    Ok(())
 }
 
 /// Whether positions are divided by the number of a key.
@@ -386,15 +403,14 @@ fn scales_beyond_numbers(factor: f64) -> bool {
 }
 
 /// Numbers that enter no computation here, but that llama.cpp takes in one type only.
-fn check_claims(keys: &Keys<'_>) -> Result<()> {
+fn check_claims(keys: &Keys<'_>, log: &mut Log) {
     for key in ["general.file_type".to_owned(), keys.full("vocab_size")] {
         if let Some(Entry { offset, value }) = keys.metadata.entry(&key)
             && value.kind() != ValueType::U32
         {
-            return malformed(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected: "u32" });
+            log.defect(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected: "u32" });
         }
     }
-    Ok(())
 }
 
 /// The window, for the summary alone; llama.cpp checks it per architecture.

@@ -134,7 +134,9 @@ fn checks(header: &Header) -> Vec<Check> {
         ("shapes", shapes),
     ];
     let passed = passed.into_iter().map(|(part, text)| Check::new(Verdict::Passed, part, text));
-    passed.chain(header.notes().iter().map(|note| Check::new(Verdict::Noted, "", note))).collect()
+    passed
+        .chain(header.notes().iter().map(|note| Check::new(Verdict::Noted, note.part, note.message.as_str())))
+        .collect()
 }
 
 impl Report {

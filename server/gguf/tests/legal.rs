@@ -5,7 +5,7 @@ mod common;
 
 use common::{F16, F32, Gguf, Key, Q8_0, Shape, array, ty};
 use gantry_gguf::fit::{FitInput, estimate};
-use gantry_gguf::{Report, Summary, read_header_prefix};
+use gantry_gguf::{Code, Report, Summary, read_header_prefix};
 
 fn summary_of(file: &Gguf) -> Summary {
     let (bytes, file_bytes) = file.header();
@@ -122,6 +122,8 @@ fn what_is_odd_and_does_no_harm_is_noted() {
     let (bytes, file_bytes) = file.header();
     let header = read_header_prefix(&bytes, file_bytes).unwrap();
     let [padding, merges] = header.notes() else { panic!("{:?}", header.notes()) };
+    assert_eq!((padding.code, merges.code), (Code::UnusedTokenOutOfRange, Code::MergeWithoutToken));
+    let (padding, merges) = (&padding.message, &merges.message);
     assert!(padding.contains("padding_token_id is 40"), "{padding}");
     assert!(merges.starts_with("1 of 3 merges"), "{merges}");
     assert!(Report::new("x", &header, FitInput::default()).to_string().contains("  note"));
