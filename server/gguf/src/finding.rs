@@ -554,9 +554,9 @@ fn of_defect(defect: &Defect) -> Finding {
             one(tensor, Code::LayerBeyondModel, text("a layer beyond them"), format!("one of {layers} layers"))
         }
         D::MissingLayer { layer, layers } => one(
-            "",
+            &format!("blk.{layer}"),
             Code::MissingLayer,
-            format!("no tensor of layer {layer}"),
+            text("no tensor of the layer"),
             format!("tensors of all {layers} layers"),
         ),
     }

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::error::printable;
+use crate::finding::{Code, Finding};
 use crate::ggml::GgmlType;
 use crate::limits::{SAMPLE_PIECE_BYTES, SAMPLE_PIECES};
 use crate::shapes::is_matrix;
@@ -71,7 +72,7 @@ pub struct WeightsReport {
     /// What is wrong.
     pub defect: Option<WeightsDefect>,
     /// What is odd and may do no harm.
-    pub notes: Vec<String>,
+    pub notes: Vec<Finding>,
 }
 
 impl WeightsReport {
@@ -132,7 +133,9 @@ fn judge_zeros(zero: &[&Tensor], matrices: u64, report: &mut WeightsReport) {
         return;
     }
     let name = printable(&first.name);
-    report.notes.push(format!("{count} of {matrices} matrices are zero where they were looked at, such as \"{name}\""));
+    let message = format!("{count} of {matrices} matrices are zero where they were looked at, such as \"{name}\"");
+    let finding = Finding::new(Code::ZeroMatrix, "weights", format!("{count} of {matrices} matrices"), "weights");
+    report.notes.push(finding.about(name).saying(message));
 }
 
 struct Look {
