@@ -28,6 +28,7 @@ pub mod fit;
 mod ggml;
 pub mod limits;
 mod model;
+mod needs;
 mod quant;
 mod report;
 mod scan;

@@ -9,6 +9,7 @@ use crate::finding::Log;
 use crate::limits::{
     DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_CONTEXT_LENGTH, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, MIN_ALIGNMENT,
 };
+use crate::needs::{self, Need};
 use crate::scan::Scan;
 use crate::tokenizer;
 use crate::value::{Entry, Metadata, Value, ValueType};
@@ -163,6 +164,7 @@ pub(crate) fn read_hyperparameters(
         Some((layers, heads?, feed_forward?, lengths?, experts?))
     });
     let scaling = log.take(check_rope_scaling(&keys));
+    check_needs(&keys, log);
     check_fractions(&keys, log);
     check_claims(&keys, log);
     let expert_feed_forward =
@@ -341,15 +343,22 @@ fn check_rope_scaling(keys: &Keys<'_>) -> Result<()> {
     }
 }
 
+/// What llama.cpp asks of this architecture beyond what it asks of all.
+fn check_needs(keys: &Keys<'_>, log: &mut Log) {
+    for need in needs::of(keys.architecture).into_iter().flatten() {
+        if let Need::Key(key) = need
+            && keys.metadata.entry(&keys.full(key)).is_none()
+        {
+            log.defect(keys.missing_at, Defect::MissingKey { key: keys.full(key) });
+        }
+    }
+}
+
 /// Numbers with a fraction that enter the computation: llama.cpp takes f32 only, and aborts in the first decode on an
 /// epsilon that is negative or no number.
 fn check_fractions(keys: &Keys<'_>, log: &mut Log) {
-    let epsilon = "attention.layer_norm_rms_epsilon";
-    if arch::is_plain_decoder(keys.architecture) && keys.metadata.entry(&keys.full(epsilon)).is_none() {
-        log.defect(keys.missing_at, Defect::MissingKey { key: keys.full(epsilon) });
-    }
     let not_negative = [
-        epsilon,
+        "attention.layer_norm_rms_epsilon",
         "attention.group_norm_epsilon",
         "attention.layer_norm_epsilon",
         "rope.freq_base",

@@ -1,10 +1,11 @@
 //! The tensors held against the hyperparameters: what llama.cpp will ask for is there, in that shape and a usable type.
 //!
 //! For every architecture: the embedding fits the vocabulary, layers are numbered within `block_count` and none is
-//! missing, and types can be computed with. For the plain decoders ([`arch::is_plain_decoder`]), which most published
-//! models are: every matrix of every layer. Absent: the other architectures' own tensors; llama.cpp checks those at
-//! load, in the worker process.
+//! missing, types can be computed with, and what the architecture needs in any case ([`crate::needs`]) is there. For the plain
+//! decoders ([`arch::is_plain_decoder`]), which most published models are: every matrix of every layer. Absent: what the other
+//! architectures need under a condition; llama.cpp checks that at load, in the worker process.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
@@ -15,6 +16,7 @@ use crate::finding::Log;
 use crate::ggml::GgmlType;
 use crate::limits::MAX_LAYERS;
 use crate::model::Hyperparameters;
+use crate::needs::{self, Need, NeededTensor, Width};
 use crate::tensor::{Tensor, Tensors};
 
 /// How much of the tensor set was held against the hyperparameters.
@@ -40,24 +42,18 @@ pub(crate) fn check_tensors(
 ) -> ShapeCoverage {
     check_types(tensors, log);
     let Some(model) = model else { return ShapeCoverage::Outline };
-    let mut check = Check { tensors, model, table_end, log };
+    let mut check = Check { tensors, model, table_end, log, told: HashSet::new(), empty_layers: Vec::new() };
     check.layer_numbers();
     check.routers();
     let (embedding, vocabulary) = (Some(u64::from(model.embedding_length)), Some(model.vocabulary));
     check.required("token_embd.weight", &[embedding, vocabulary]);
     check.shape("output.weight", &[embedding, vocabulary]);
-    if !arch::is_plain_decoder(&model.architecture) {
-        return ShapeCoverage::Outline;
+    let is_plain = arch::is_plain_decoder(&model.architecture);
+    if is_plain {
+        check.plain_decoder();
     }
-    check.required("output_norm.weight", &[embedding]);
-    for factors in ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"] {
-        // One for each pair of elements that is rotated.
-        check.shape(factors, &[Some(u64::from(model.rotated / 2))]);
-    }
-    for layer in 0..model.layers.saturating_sub(model.next_token_layers) {
-        check.layer(layer);
-    }
-    ShapeCoverage::Full
+    check.needs();
+    if is_plain { ShapeCoverage::Full } else { ShapeCoverage::Outline }
 }
 
 /// Types that no kernel takes: llama.cpp aborts on them in the first decode, after a load that looked well.
@@ -82,6 +78,10 @@ struct Check<'a> {
     model: &'a Hyperparameters,
     table_end: u64,
     log: &'a mut Log,
+    /// Tensors of which something was told.
+    told: HashSet<String>,
+    /// Layers that have no tensor at all, of which that was told.
+    empty_layers: Vec<u32>,
 }
 
 impl Check<'_> {
@@ -94,7 +94,7 @@ impl Check<'_> {
 
     /// Nothing is missing for sure where a tensor could not be read, which was told of.
     fn missing(&mut self, name: &str) {
-        if self.tensors.are_all_read() {
+        if self.tensors.are_all_read() && self.told.insert(name.to_owned()) {
             self.log.defect(self.table_end, Defect::MissingTensor { tensor: name.to_owned() });
         }
     }
@@ -107,11 +107,66 @@ impl Check<'_> {
             let found = tensor.shape.get(index).copied().unwrap_or(1);
             expected.get(index).copied().unwrap_or(Some(1)).is_none_or(|expected| expected == found)
         });
-        if !fits {
+        if !fits && self.told.insert(name.to_owned()) {
             let (tensor_name, found) = (printable(name), tensor.shape.clone());
             let defect = Defect::WrongShape { tensor: tensor_name, found, expected: describe(expected) };
             self.log.defect(tensor.entry_offset, defect);
         }
+    }
+
+    fn plain_decoder(&mut self) {
+        let model = self.model;
+        self.required("output_norm.weight", &[Some(u64::from(model.embedding_length))]);
+        for factors in ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"] {
+            // One for each pair of elements that is rotated.
+            self.shape(factors, &[Some(u64::from(model.rotated / 2))]);
+        }
+        for layer in 0..self.needed_layers() {
+            self.layer(layer);
+        }
+    }
+
+    /// Layers that predict further tokens may have been left out of the file.
+    fn needed_layers(&self) -> u32 {
+        self.model.layers.saturating_sub(self.model.next_token_layers)
+    }
+
+    /// What llama.cpp asks for whatever else the file says.
+    fn needs(&mut self) {
+        for need in needs::of(&self.model.architecture).into_iter().flatten() {
+            match need {
+                Need::Key(_) => {}
+                Need::Tensor(tensor) => self.need("", tensor),
+                Need::LayerTensor(tensor) => {
+                    for layer in 0..self.needed_layers() {
+                        // One without any was told of as such.
+                        if !self.empty_layers.contains(&layer) {
+                            self.need(&format!("blk.{layer}."), tensor);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn need(&mut self, layer: &str, tensor: &NeededTensor) {
+        let name = format!("{layer}{}", tensor.name);
+        if tensor.instead.is_some_and(|instead| self.tensors.get(&format!("{layer}{instead}")).is_some()) {
+            return;
+        }
+        if tensor.shape.is_empty() {
+            if self.tensors.get(&name).is_none() {
+                self.missing(&name);
+            }
+            return;
+        }
+        let width = |width: &Width| match width {
+            Width::Embedding => Some(u64::from(self.model.embedding_length)),
+            Width::Vocabulary => Some(self.model.vocabulary),
+            Width::Experts => Some(u64::from(self.model.experts)),
+            Width::Other => None,
+        };
+        self.required(&name, &tensor.shape.iter().map(width).collect::<Vec<_>>());
     }
 
     /// Every `blk.N` lies within the layer count, and every layer has some.
@@ -131,10 +186,9 @@ impl Check<'_> {
         if arch::may_lack_layers(&self.model.architecture) || !self.tensors.are_all_read() {
             return;
         }
-        // Layers that predict further tokens may have been left out of the file.
-        let needed = layers.saturating_sub(self.model.next_token_layers);
-        for (layer, _) in (0..needed).zip(seen).filter(|(_, seen)| !seen) {
+        for (layer, _) in (0..self.needed_layers()).zip(seen).filter(|(_, seen)| !seen) {
             self.log.defect(self.table_end, Defect::MissingLayer { layer, layers });
+            self.empty_layers.push(layer);
         }
     }
 
@@ -164,6 +218,9 @@ impl Check<'_> {
         let values = Some(kv_heads * u64::from(model.value_length));
         let hidden = Some(at(&model.feed_forward));
         let experts = Some(u64::from(model.experts));
+        if self.empty_layers.contains(&layer) {
+            return;
+        }
         let name = |part: &str| format!("blk.{layer}.{part}.weight");
 
         self.required(&name("attn_norm"), &[embedding]);
