@@ -3,6 +3,8 @@
 //! It shares no code with the reader, so that the two check each other.
 #![allow(dead_code, clippy::unwrap_used, unreachable_pub, missing_docs)]
 
+pub mod corpus;
+
 /// Value types by their numbers in the format.
 pub mod ty {
     pub const U8: u32 = 0;
