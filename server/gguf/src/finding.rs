@@ -156,10 +156,12 @@ codes! {
     WrongShape = "wrong-shape", Error, "A tensor has another shape than the hyperparameters imply.", "Convert the model again.";
     LayerBeyondModel = "layer-beyond-model", Error, "A tensor is of a layer that the model does not have.", "Convert the model again.";
     MissingLayer = "missing-layer", Error, "A layer has no tensors.", "The file is incomplete: convert the model again.";
+    DeclaredQuantization = "declared-quantization", Warning, "general.file_type names a quantisation that no tensor has, and some could have.", "Nothing need be done; converting the model again may mend it.";
     // Weights.
     NotFinite = "not-finite", Error, "A weight or a scale is NaN or infinite.", "Download the file again, or convert or quantise the model again.";
     ZeroWeights = "zero-weights", Error, "A tensor that all text goes through, or many of them, are zero.", "The file is not whole: download it again, or convert the model again.";
     ZeroMatrix = "zero-matrix", Warning, "A few matrices are zero, which a model may have been made with.", "Nothing need be done where the model was made so; else download it again.";
+    RepeatedBlocks = "repeated-blocks", Warning, "A tensor has blocks that stand in the file twice, as after a broken download.", "Compare the file's digest with its source.";
     // What a worker said of it.
     TrialLoad = "trial-load", Error, "A worker could not load the model, render its chat template or compute with it.", "Check the file, and that this release knows its architecture.";
 }

@@ -15,7 +15,7 @@
 //! # Ok::<(), gantry_gguf::GgufError>(())
 //! ```
 //!
-//! The weights themselves are looked at in samples ([`sample_weights`]).
+//! The weights themselves are looked at in samples ([`sample_weights`]), or all of them ([`read_weights`]).
 //!
 //! Absent: unsafe code, all of the tensors' data, and GGUF as llama.cpp's older self wrote it.
 
@@ -55,7 +55,7 @@ pub use split::part_paths;
 pub use summary::Summary;
 pub use tensor::{Tensor, Tensors};
 pub use value::{Metadata, Value, ValueType};
-pub use weights::{WeightsDefect, WeightsReport, WeightsSample, sample_weights};
+pub use weights::{WeightsDefect, WeightsReport, WeightsSample, read_weights, sample_weights};
 
 use error::{Result, malformed};
 use finding::Log;
@@ -317,6 +317,9 @@ fn finish(read: RawPart, mut parts: Vec<Part>, log: &mut Log) -> Header {
     let coverage = shapes::check_tensors(&tensors, hyperparameters.as_ref(), table_end, log);
     // Without them something was found, and nobody sees the summary.
     let hyperparameters = hyperparameters.unwrap_or_default();
+    if let Some(finding) = quant::contradiction(&metadata, tensors.list()) {
+        log.warn(finding);
+    }
     let summary = summary::summarise(&metadata, &tensors, &hyperparameters, layout, &parts, coverage);
     let notes = log.findings.list.iter().filter(|finding| finding.severity == Severity::Warning).cloned().collect();
     Header { version, alignment, metadata, tensors, summary, parts, notes, token_hashes: scan.tokens }

@@ -165,6 +165,7 @@ pub(crate) fn read_hyperparameters(
     });
     let scaling = log.take(check_rope_scaling(&keys));
     check_needs(&keys, log);
+    check_divisors(&keys, log);
     check_fractions(&keys, log);
     check_claims(&keys, log);
     let expert_feed_forward =
@@ -350,6 +351,47 @@ fn check_needs(keys: &Keys<'_>, log: &mut Log) {
             && keys.metadata.entry(&keys.full(key)).is_none()
         {
             log.defect(keys.missing_at, Defect::MissingKey { key: keys.full(key) });
+        }
+    }
+}
+
+/// Whole numbers that llama.cpp divides by without a look, which ends the process where one is zero; and architectures.
+const DIVISORS: [(&str, &[&str]); 7] = [
+    ("ssm.group_count", GROUPED_STATES),
+    ("ssm.time_step_rank", GROUPED_STATES),
+    ("full_attention_interval", &["minimax-01", "qwen35", "qwen35moe", "qwen3next", "qwen4exp"]),
+    ("interleave_moe_layer_step", &["ernie4_5-moe"]),
+    ("experts_per_group", &["grovemoe"]),
+    ("attention.output_group_count", &["deepseek4"]),
+    ("wkv.head_size", &["arwkv7", "rwkv6", "rwkv6qwen2", "rwkv7"]),
+];
+
+/// Architectures whose states are shared out over heads and groups.
+const GROUPED_STATES: &[&str] = &["granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe"];
+
+fn check_divisors(keys: &Keys<'_>, log: &mut Log) {
+    // A key of another type was told of, or is where it is read.
+    let number = |key: &str| match keys.metadata.entry(&keys.full(key))? {
+        Entry { offset, value: Value::Integer { kind: ValueType::U32, value } } => Some((*offset, *value)),
+        _ => None,
+    };
+    for (key, architectures) in DIVISORS {
+        // Where each layer says what it is, nobody asks for the interval.
+        let is_moot =
+            key == "full_attention_interval" && keys.metadata.entry(&keys.full("attention.recurrent_layers")).is_some();
+        if let Some((offset, 0)) = number(key).filter(|_| architectures.contains(&keys.architecture) && !is_moot) {
+            let key = keys.full(key);
+            log.defect(offset, Defect::KeyOutOfRange { key, found: 0, min: 1, max: u32::MAX.into() });
+        }
+    }
+    if !GROUPED_STATES.contains(&keys.architecture) {
+        return;
+    }
+    let inner = number("ssm.inner_size").map_or(0, |(_, inner)| inner);
+    for (key, what) in [("ssm.group_count", "groups"), ("ssm.time_step_rank", "heads")] {
+        if let Some((offset, count)) = number(key).filter(|(_, count)| *count > 0 && inner % count != 0) {
+            let what = format!("states of {inner} elements cannot be shared by {count} {what}");
+            log.defect(offset, Defect::Inconsistent { what });
         }
     }
 }

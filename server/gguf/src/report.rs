@@ -167,7 +167,14 @@ fn checks(header: &Header) -> Vec<Check> {
         ("shapes", shapes),
     ];
     let passed = passed.into_iter().map(|(part, text)| Check::new(Verdict::Passed, part, text));
-    passed.chain(header.notes().iter().map(|note| Check::of(note))).collect()
+    passed.chain(header.notes().iter().map(Check::of)).collect()
+}
+
+/// How many bits a weight takes, over all tensors.
+fn bits(summary: &Summary) -> String {
+    // Two decimals are shown, for which the mantissa's 53 bits are more than enough.
+    let bits = summary.tensor_bytes as f64 * 8.0 / summary.parameters.max(1) as f64;
+    format!(", {bits:.2} bits per weight")
 }
 
 impl Report {
@@ -182,7 +189,7 @@ impl Report {
         vec![
             ("model", format!("{name}{}", version.unwrap_or_default())),
             ("architecture", format!("{}, {} parameters", s.architecture, human_count(s.parameters))),
-            ("quantization", format!("{} ({})", s.quantization, types.join(", "))),
+            ("quantization", format!("{} ({}){}", s.quantization, types.join(", "), bits(s))),
             (
                 "layers",
                 format!(

@@ -42,8 +42,8 @@ fn plain(code: &str) -> String {
         } else if rest.starts_with("/*") {
             out.push(' ');
             rest.find("*/").map_or(rest.len(), |at| at + 2)
-        } else if rest.starts_with('"') {
-            let end = 2 + rest[1..].find('"').unwrap();
+        } else if let Some(text) = rest.strip_prefix('"') {
+            let end = 2 + text.find('"').unwrap();
             out.push_str(&rest[..end]);
             end
         } else {

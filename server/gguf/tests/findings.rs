@@ -142,3 +142,46 @@ fn the_start_of_a_header_is_judged_as_far_as_it_goes() {
     let error = read_header_prefix(&bytes[..200], file_bytes).unwrap_err();
     assert_eq!(inspection.header.unwrap_err().to_string(), error.to_string());
 }
+
+#[test]
+fn what_llama_cpp_divides_by_is_not_zero() {
+    let of = |architecture: &str, change: &dyn Fn(&mut Gguf)| {
+        let mut file = Gguf::of(architecture);
+        change(&mut file);
+        let (bytes, file_bytes) = file.header();
+        codes(&inspect_prefix(&bytes, file_bytes))
+    };
+    for (architecture, key) in [
+        ("mamba2", "ssm.group_count"),
+        ("mamba2", "ssm.time_step_rank"),
+        ("nemotron_h", "ssm.group_count"),
+        ("granitehybrid", "ssm.time_step_rank"),
+        ("qwen3next", "full_attention_interval"),
+        ("qwen35", "full_attention_interval"),
+        ("minimax-01", "full_attention_interval"),
+        ("ernie4_5-moe", "interleave_moe_layer_step"),
+        ("grovemoe", "experts_per_group"),
+        ("deepseek4", "attention.output_group_count"),
+        ("rwkv7", "wkv.head_size"),
+    ] {
+        let key = format!("{architecture}.{key}");
+        assert_eq!(of(architecture, &|file| file.number(&key, 0)), ["key-out-of-range"], "{key}");
+        assert_eq!(of(architecture, &|file| file.number(&key, 1)), [""; 0], "{key}");
+    }
+    // Where each layer says what it is, there is no interval.
+    let told = of("qwen35", &|file| {
+        file.number("qwen35.full_attention_interval", 0);
+        file.put("qwen35.attention.recurrent_layers", ty::ARRAY, common::array(ty::BOOL, 1, &[1]));
+    });
+    assert_eq!(told, [""; 0]);
+    let shared = |groups: u32, heads: u32| {
+        of("mamba2", &|file| {
+            file.number("mamba2.ssm.inner_size", 128);
+            file.number("mamba2.ssm.group_count", groups);
+            file.number("mamba2.ssm.time_step_rank", heads);
+        })
+    };
+    assert_eq!(shared(2, 8), [""; 0]);
+    assert_eq!(shared(3, 8), ["inconsistent-hyperparameters"]);
+    assert_eq!(shared(3, 7), ["inconsistent-hyperparameters"; 2]);
+}

@@ -333,6 +333,29 @@ impl Gguf {
         u64::from_le_bytes(tokens.bytes[4..12].try_into().unwrap())
     }
 
+    /// A model of nothing but what llama.cpp asks of this architecture in any case, with keys that hold together.
+    pub fn of(architecture: &str) -> Self {
+        let mut file = Self::encoder("bert");
+        file.tensors.clear();
+        for key in &mut file.keys {
+            if key.name.starts_with(b"bert.") {
+                key.name.splice(..4, architecture.bytes());
+            }
+        }
+        file.text("general.architecture", architecture);
+        let has_experts = |needs: &str| needs.lines().next() == Some(architecture) && needs.contains(" n_expert");
+        if include_str!("../../src/needs.txt").split("\n\n").any(has_experts) {
+            file.number(&format!("{architecture}.expert_count"), 4);
+            file.number(&format!("{architecture}.expert_used_count"), 2);
+        }
+        let mut file = file.complete();
+        // Some ask for less than a layer has, which alone no file is.
+        if !file.tensors.iter().any(|tensor| tensor.name.starts_with(b"blk.0.")) {
+            file.tensor("blk.0.attn_norm.weight", &[64], F32);
+        }
+        file
+    }
+
     /// The value of a key with a number of 32 bits.
     fn read_number(&self, name: &str) -> Option<u32> {
         let key = self.keys.iter().find(|key| key.name == name.as_bytes())?;
@@ -374,7 +397,7 @@ impl Gguf {
                         })
                         .collect();
                     let shape = if shape.is_empty() { vec![64, 64] } else { shape };
-                    let kind_of = if shape.len() == 1 { F32 } else { F16 };
+                    let kind_of = if shape.len() == 1 || name.contains("norm") { F32 } else { F16 };
                     let names = if kind == "layer" {
                         (0..layers).map(|layer| format!("blk.{layer}.{name}")).collect()
                     } else {
