@@ -21,7 +21,7 @@ use gantry_engine::{
     Pooling, SplitMode,
 };
 
-pub use self::args::{BackendArgs, Cli, Command, HttpArgs, PodArgs, ServeArgs, ValidateArgs};
+pub use self::args::{BackendArgs, Cli, Command, HttpArgs, PodArgs, ReportFormat, ServeArgs, ValidateArgs};
 use self::check::Check;
 pub use self::check::Problems;
 pub use self::line::{Line, read};

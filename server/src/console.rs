@@ -39,12 +39,19 @@ struct Style {
     all: bool,
 }
 
+fn is_set(name: &str) -> bool {
+    std::env::var_os(name).is_some_and(|value| !value.is_empty())
+}
+
+/// Whether what is written there may have colours: it is a terminal, and nobody wants it plain.
+pub(crate) fn has_colour(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && !is_set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
 /// Speaks to people from now on, if standard error is a terminal.
 pub fn start() {
     if std::io::stderr().is_terminal() {
-        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let colour = !is_set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
-        let style = Style { colour, all: is_set("RUST_LOG") };
+        let style = Style { colour: has_colour(&std::io::stderr()), all: is_set("RUST_LOG") };
         CONSOLE.get_or_init(|| Console { bar: ProgressBar::hidden(), style });
     }
 }

@@ -3,8 +3,10 @@
 //! The parts in their order: header and tokenizer, weights (both as in [`crate::gates::file`]), then a trial: a worker process of
 //! its own loads the model on the CPU and decodes with it, so that what ends llama.cpp ends that process alone. It has the
 //! context that `serve` would have with the same flags, since a file may be right at the first positions and not at the last.
-//! The first part that fails ends it; the report says which were looked at, which were not, and why. Absent: golden prompts,
-//! and whether the pod that the file is for has the memory.
+//! All that is wrong with a part is told; the first part that fails ends it, and the report says which were looked at, which
+//! were not, and why. Its forms are in [`forms`]. Absent: golden prompts, and whether the pod that the file is for has the memory.
+
+mod forms;
 
 use std::io::Write;
 use std::path::Path;
@@ -13,11 +15,13 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use gantry_engine::{ModelInfo, PooledConfig, Pooling};
-use gantry_gguf::{Check, Header, Report, Value, Verdict, human_bytes};
+use gantry_gguf::{Check, Code, Finding, Findings, Header, Report, Value, Verdict, human_bytes};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::config::ValidateArgs;
+use crate::config::{ReportFormat, ValidateArgs};
+use crate::console;
+use crate::gates::file::FileError;
 use crate::gates::limits::{HEADROOM_RATIO, MIN_POOL_TOKENS, TRIAL_LOAD_LIMIT};
 use crate::gates::memory::PodMemory;
 use crate::gates::{context, file, memory};
@@ -32,42 +36,77 @@ const TRIAL: &str = "trial";
 /// There is no such file, the report cannot be printed, or no worker can be started.
 pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
     args.check()?;
-    let title = args.file().file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let header = match gantry_gguf::read_header(args.file()) {
-        Ok(header) => header,
-        Err(error) => {
-            let part = error.defect().map_or("file", gantry_gguf::Defect::part);
-            let failed = Check::new(Verdict::Failed, part, error.to_string());
-            let rest = Check::new(Verdict::LeftOut, "the rest", "weights and trial load need a header that is right");
-            print(&format!("{title}\n\nchecks\n{failed}\n{rest}\n"))?;
-            return Ok(refused(args, &failed));
+    let inspection = gantry_gguf::inspect(args.file());
+    let mut outcome = Outcome { findings: inspection.findings, checks: Vec::new(), report: None };
+    match inspection.header {
+        Ok(header) => outcome.look_further(args, &header)?,
+        Err(_) => {
+            outcome.checks = outcome.findings.list.iter().map(Check::of).collect();
+            let rest = "weights and trial load need a header that is right";
+            outcome.checks.push(Check::new(Verdict::LeftOut, "the rest", rest));
         }
-    };
-    let pooled = PooledConfig { batch_tokens: args.ubatch_size, ..PooledConfig::default() };
-    let mut runtime = RuntimeSettings {
-        ctx_size: args.ctx_size,
-        parallel: args.parallel,
-        pooled: (args.embeddings || header.summary().encoder).then_some(pooled),
-        ..RuntimeSettings::default()
-    };
-    // As `serve` would run it.
-    let memory = memory::read().map(|memory| memory.beside_front(memory.front_bytes(&runtime)));
-    context::fit_context(&mut runtime, header.summary(), None, false, memory, HEADROOM_RATIO);
-    let input = memory::fit_input(&runtime, header.summary(), false);
-    let mut report = Report::new(title, &header, input);
-    if let Some(memory) = memory {
-        report = report.with_check(in_memory(memory, memory::predict(header.summary(), None, &runtime, false)));
     }
-    for check in weights(args, &header) {
-        report = report.with_check(check);
-    }
-    let trial = match report.failed() {
-        Some(_) => Check::new(Verdict::LeftOut, "trial load", "the file is refused without it"),
-        None => trial(args, &header, &runtime)?,
+    let text = match args.format {
+        ReportFormat::Text => outcome.text(&title(args.file()), console::has_colour(&std::io::stdout())),
+        ReportFormat::Json => outcome.json(args.file()),
+        ReportFormat::Sarif => outcome.sarif(args.file()),
     };
-    let report = report.with_check(trial);
-    print(&report.to_string())?;
-    Ok(report.failed().map_or(ExitCode::SUCCESS, |failed| refused(args, failed)))
+    print(&text)?;
+    Ok(match outcome.findings.first_error() {
+        Some(first) => refused(args, first),
+        None => ExitCode::SUCCESS,
+    })
+}
+
+/// What was found of a file, and what else there is to say of it.
+struct Outcome {
+    findings: Findings,
+    /// What was looked at, where there is no report that has it.
+    checks: Vec<Check>,
+    /// There where the header is right.
+    report: Option<Report>,
+}
+
+impl Outcome {
+    /// Looks at the weights and has a worker load the model.
+    fn look_further(&mut self, args: &ValidateArgs, header: &Header) -> anyhow::Result<()> {
+        let pooled = PooledConfig { batch_tokens: args.ubatch_size, ..PooledConfig::default() };
+        let mut runtime = RuntimeSettings {
+            ctx_size: args.ctx_size,
+            parallel: args.parallel,
+            pooled: (args.embeddings || header.summary().encoder).then_some(pooled),
+            ..RuntimeSettings::default()
+        };
+        // As `serve` would run it.
+        let memory = memory::read().map(|memory| memory.beside_front(memory.front_bytes(&runtime)));
+        context::fit_context(&mut runtime, header.summary(), None, false, memory, HEADROOM_RATIO);
+        let input = memory::fit_input(&runtime, header.summary(), false);
+        let mut report = Report::new(title(args.file()), header, input);
+        if let Some(memory) = memory {
+            report = report.with_check(in_memory(memory, memory::predict(header.summary(), None, &runtime, false)));
+        }
+        for check in weights(args, header) {
+            report = report.with_check(self.kept(check));
+        }
+        let trial = match report.failed() {
+            Some(_) => Check::new(Verdict::LeftOut, "trial load", "the file is refused without it"),
+            None => trial(args, header, &runtime)?,
+        };
+        self.report = Some(report.with_check(self.kept(trial)));
+        Ok(())
+    }
+
+    /// Takes down what a check found.
+    fn kept(&mut self, check: Check) -> Check {
+        if let Some(finding) = &check.finding {
+            self.findings.push(finding.clone());
+        }
+        check
+    }
+}
+
+fn title(file: &Path) -> String {
+    file.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// What this machine has of the memory that the model takes as `serve` would run it: it need not be the one that serves it.
@@ -83,10 +122,10 @@ fn print(text: &str) -> anyhow::Result<()> {
 }
 
 /// Says why on standard error, where scripts that keep the report elsewhere see it.
-fn refused(args: &ValidateArgs, failed: &Check) -> ExitCode {
-    let (file, part) = (args.file().display(), failed.part);
+fn refused(args: &ValidateArgs, first: &Finding) -> ExitCode {
+    let (file, part) = (args.file().display(), first.part);
     // The exit code says it, too.
-    let _ = writeln!(std::io::stderr(), "gantry-server: {file}: {part}: {}", failed.text);
+    let _ = writeln!(std::io::stderr(), "gantry-server: {file}: {part}: {}", first.message);
     ExitCode::FAILURE
 }
 
@@ -96,10 +135,14 @@ fn weights(args: &ValidateArgs, header: &Header) -> Vec<Check> {
     }
     match file::check_weights(args.file(), header) {
         Ok(weights) => {
-            let notes = weights.notes.iter().map(|note| Check::new(Verdict::Noted, "weights", note));
-            std::iter::once(Check::new(Verdict::Passed, "weights", weights.summary())).chain(notes).collect()
+            let passed = Check::new(Verdict::Passed, "weights", weights.summary());
+            std::iter::once(passed).chain(weights.notes.iter().map(Check::of)).collect()
         }
-        Err(error) => vec![Check::new(Verdict::Failed, "weights", error.to_string())],
+        Err(FileError::Weights(defect)) => vec![Check::of(&Finding::of_weights(&defect))],
+        Err(error) => {
+            let finding = Finding::new(Code::Unreadable, "weights", error.to_string(), "a file that can be read");
+            vec![Check::of(&finding)]
+        }
     }
 }
 
@@ -133,7 +176,7 @@ fn trial(args: &ValidateArgs, header: &Header, served: &RuntimeSettings) -> anyh
             let text = format!("a worker loaded it{template} and computed{context}: all finite, after {seconds:.1} s");
             Check::new(Verdict::Passed, "trial load", text)
         }
-        Err(reason) => Check::new(Verdict::Failed, "trial load", reason),
+        Err(reason) => Check::of(&Finding::new(Code::TrialLoad, "trial load", reason, "a model that computes")),
     })
 }
 

@@ -3,6 +3,8 @@
 //! The list follows llama.cpp's `src/llama-arch.cpp`; `tests/llama_source.rs` compares the two, so that moving the pin
 //! moves the list.
 
+use crate::needs;
+
 /// Every architecture name, sorted.
 pub(crate) const KNOWN: &[&str] = &[
     "afmoe",
@@ -163,7 +165,7 @@ pub(crate) const KNOWN: &[&str] = &[
 
 /// Whether llama.cpp can load this architecture at all.
 pub(crate) fn is_known(name: &str) -> bool {
-    KNOWN.binary_search(&name).is_ok()
+    KNOWN.binary_search(&name).is_ok() && needs::of(name).is_some()
 }
 
 /// What a file of this architecture is instead of a language model that answers alone.
@@ -230,5 +232,7 @@ mod tests {
             assert!(is_known(name), "{name}");
         }
         assert!(!is_known("llama9000"));
+        // It has a name in llama.cpp, and no code.
+        assert!(!is_known("gptj"));
     }
 }

@@ -4,8 +4,8 @@
 //! reader trusts nothing: no allocation follows a count from the file, every count has a limit in [`limits`], and every
 //! refusal is a [`Defect`] with its byte and what to do.
 //!
-//! Flow: [`read_header`] (or one of its siblings) → [`Header`], which exists only when everything was checked →
-//! [`Summary`] → [`fit::estimate`] and [`fit::verdict`]; [`Report`] prints it all. The header's part of a file is enough
+//! Flow: [`read_header`] (or one of its siblings) → [`Header`], which exists only when everything was checked, or the first
+//! thing that is wrong; [`inspect`] → [`Findings`], all of what is wrong → [`Summary`] → [`fit::estimate`] and [`fit::verdict`]; [`Report`] prints it all. The header's part of a file is enough
 //! for a verdict before the rest is downloaded: [`read_header_prefix`].
 //!
 //! ```no_run
@@ -15,7 +15,7 @@
 //! # Ok::<(), gantry_gguf::GgufError>(())
 //! ```
 //!
-//! The weights themselves are looked at in samples ([`sample_weights`]).
+//! The weights themselves are looked at in samples ([`sample_weights`]), or all of them ([`read_weights`]).
 //!
 //! Absent: unsafe code, all of the tensors' data, and GGUF as llama.cpp's older self wrote it.
 
@@ -23,10 +23,12 @@ mod arch;
 mod bytes;
 mod error;
 mod file;
+mod finding;
 pub mod fit;
 mod ggml;
 pub mod limits;
 mod model;
+mod needs;
 mod quant;
 mod report;
 mod scan;
@@ -45,6 +47,7 @@ use std::path::Path;
 pub use bytes::{human_bytes, human_count};
 pub use error::{Defect, GgufError};
 pub use file::open;
+pub use finding::{Code, Finding, Findings, Severity};
 pub use ggml::GgmlType;
 pub use report::{Check, Report, Verdict};
 pub use shapes::ShapeCoverage;
@@ -52,10 +55,11 @@ pub use split::part_paths;
 pub use summary::Summary;
 pub use tensor::{Tensor, Tensors};
 pub use value::{Metadata, Value, ValueType};
-pub use weights::{WeightsDefect, WeightsReport, WeightsSample, sample_weights};
+pub use weights::{WeightsDefect, WeightsReport, WeightsSample, read_weights, sample_weights};
 
 use error::{Result, malformed};
-use limits::{MAX_KEYS, MAX_TENSORS};
+use finding::Log;
+use limits::{DEFAULT_ALIGNMENT, MAX_KEYS, MAX_TENSORS};
 use scan::Scan;
 use source::Source;
 use tensor::Layout;
@@ -69,7 +73,7 @@ pub struct Header {
     tensors: Tensors,
     summary: Summary,
     parts: Vec<Part>,
-    notes: Vec<String>,
+    notes: Vec<Finding>,
     /// A hash of the text of each token.
     token_hashes: Vec<u64>,
 }
@@ -127,9 +131,9 @@ impl Header {
         &self.parts
     }
 
-    /// What is odd and does no harm, a sentence each.
+    /// What is odd and does no harm.
     #[must_use]
-    pub fn notes(&self) -> &[String] {
+    pub fn notes(&self) -> &[Finding] {
         &self.notes
     }
 }
@@ -137,36 +141,91 @@ impl Header {
 /// Reads and checks the header of a whole model: of a file, or of all files where this is the first of several.
 ///
 /// # Errors
-/// A file cannot be read, or they are not a whole, well-formed model.
+/// A file cannot be read, or they are not a whole, well-formed model: the first thing that is wrong.
 pub fn read_header(path: impl AsRef<Path>) -> std::result::Result<Header, GgufError> {
-    let path = path.as_ref();
+    let mut log = Log::default();
+    let read = read_model(path.as_ref(), &mut log);
+    conclude(read, log).0
+}
+
+/// All that was found of a model.
+#[derive(Debug)]
+pub struct Inspection {
+    /// Its header, or the first thing that is wrong: what [`read_header`] returns.
+    pub header: std::result::Result<Header, GgufError>,
+    /// Everything that is wrong or odd, in the order in which it was found.
+    pub findings: Findings,
+}
+
+/// Reads and checks as [`read_header`] does, and goes on after what is wrong as far as the rest can be read.
+#[must_use]
+pub fn inspect(path: impl AsRef<Path>) -> Inspection {
+    let mut log = Log::default();
+    let read = read_model(path.as_ref(), &mut log);
+    let (header, findings) = conclude(read, log);
+    Inspection { header, findings }
+}
+
+/// As [`inspect`], of the first `prefix` bytes of a file that has `file_bytes` in all.
+#[must_use]
+pub fn inspect_prefix(prefix: &[u8], file_bytes: u64) -> Inspection {
+    let mut log = Log::default();
+    let read = read_one(Source::new(prefix, prefix.len() as u64, file_bytes), &mut log);
+    let (header, findings) = conclude(read, log);
+    Inspection { header, findings }
+}
+
+/// The header if nothing is wrong, and what was written down.
+fn conclude(read: Result<Header>, mut log: Log) -> (Result<Header>, Findings) {
+    let header = match (read, log.first.take()) {
+        (Ok(header), None) => Ok(header),
+        (Ok(_), Some(first)) => Err(first),
+        (Err(last), Some(first)) => {
+            log.error(last);
+            Err(first)
+        }
+        (Err(only), None) => {
+            log.findings.push(Finding::of_error(&only));
+            Err(only)
+        }
+    };
+    (header, log.findings)
+}
+
+fn read_model(path: &Path, log: &mut Log) -> Result<Header> {
     let (file, file_bytes) = file::open(path).map_err(|source| GgufError::Io { offset: 0, source })?;
-    let mut first = read_part(Source::new(file, file_bytes, file_bytes), Place::First)?;
-    let Some(split) = split::of(&first.metadata)? else { return finish(first, Vec::new()) };
+    let mut first = read_part(Source::new(file, file_bytes, file_bytes), Place::First, log)?;
+    let Some(split) = split::of(&first.metadata)? else { return Ok(finish(first, Vec::new(), log)) };
     let mut parts = vec![first.as_part()];
+    let mut are_whole = true;
     for (number, path) in (1..).zip(split::others(path, &split)?) {
-        let in_part = |source| GgufError::Part {
-            name: error::printable(&path.file_name().unwrap_or_default().to_string_lossy()),
-            number: number + 1,
-            count: split.count,
-            source: Box::new(source),
-        };
-        let (file, file_bytes) = file::open(&path).map_err(|source| in_part(GgufError::Io { offset: 0, source }))?;
-        let part = read_part(Source::new(file, file_bytes, file_bytes), Place::Further);
-        let joined = part.and_then(|part| {
-            split::check_part(&first.metadata, &part.metadata, number, split.count, part.keys_end)?;
-            parts.push(part.as_part());
-            first.tensors.extend(part.tensors, parts.len() - 1)?;
-            first.layout.tensor_bytes = first.layout.tensor_bytes.saturating_add(part.layout.tensor_bytes);
-            Ok(())
-        });
-        joined.map_err(in_part)?;
+        let name = error::printable(&path.file_name().unwrap_or_default().to_string_lossy());
+        log.part = Some((name, number + 1, split.count));
+        let read =
+            file::open(&path).map_err(|source| GgufError::Io { offset: 0, source }).and_then(|(file, file_bytes)| {
+                let part = read_part(Source::new(file, file_bytes, file_bytes), Place::Further, log)?;
+                split::check_part(&first.metadata, &part.metadata, number, split.count, part.keys_end)?;
+                parts.push(part.as_part());
+                first.tensors.extend(part.tensors, parts.len() - 1)?;
+                first.layout.tensor_bytes = first.layout.tensor_bytes.saturating_add(part.layout.tensor_bytes);
+                Ok(())
+            });
+        // Of the others it is still to be said whether they are there.
+        are_whole &= log.take(read).is_some();
+        log.part = None;
     }
     let (found, expected) = (first.tensors.list().len() as u64, split::tensors(&first.metadata, first.keys_end)?);
-    if found != expected {
+    if are_whole && found != expected && first.tensors.are_all_read() {
         return malformed(first.keys_end, Defect::SplitTensors { found, expected });
     }
-    finish(first, parts)
+    // What is missing from a part that could not be read is not missing from the model.
+    first.tensors.lacks_some |= !are_whole;
+    Ok(finish(first, parts, log))
+}
+
+fn read_one<R: Read>(source: Source<R>, log: &mut Log) -> Result<Header> {
+    let part = read_part(source, Place::Alone, log)?;
+    Ok(finish(part, Vec::new(), log))
 }
 
 /// Reads and checks a header from the first bytes of a file that has `file_bytes` in all.
@@ -183,7 +242,9 @@ pub fn read_header_prefix(prefix: &[u8], file_bytes: u64) -> std::result::Result
 /// # Errors
 /// As [`read_header_prefix`].
 pub fn read_header_from(reader: impl Read, available: u64, file_bytes: u64) -> std::result::Result<Header, GgufError> {
-    finish(read_part(Source::new(reader, available, file_bytes), Place::Alone)?, Vec::new())
+    let mut log = Log::default();
+    let read = read_one(Source::new(reader, available, file_bytes), &mut log);
+    conclude(read, log).0
 }
 
 /// Which file of a model is read.
@@ -216,11 +277,11 @@ impl RawPart {
     }
 }
 
-fn read_part<R: Read>(mut source: Source<R>, place: Place) -> Result<RawPart> {
+fn read_part<R: Read>(mut source: Source<R>, place: Place, log: &mut Log) -> Result<RawPart> {
     let preamble = read_preamble(&mut source)?;
-    let (metadata, scan) = value::read_metadata(&mut source, preamble.keys)?;
+    let (metadata, scan) = value::read_metadata(&mut source, preamble.keys, log)?;
     let keys_end = source.offset();
-    let alignment = model::alignment(&metadata)?;
+    let alignment = log.take(model::alignment(&metadata));
     let split = split::of(&metadata)?;
     match (&split, place) {
         (Some(split), Place::Alone) => return malformed(split.offset, Defect::SplitFile { count: split.count }),
@@ -230,12 +291,12 @@ fn read_part<R: Read>(mut source: Source<R>, place: Place) -> Result<RawPart> {
     if preamble.tensors == 0 && split.is_none() {
         return malformed(keys_end, Defect::NoTensors);
     }
-    let tensors = tensor::read_tensors(&mut source, preamble.tensors)?;
+    let tensors = tensor::read_tensors(&mut source, preamble.tensors, log)?;
     let (table_end, file_bytes) = (source.offset(), source.file_bytes());
-    let layout = tensor::check_layout(&tensors, table_end, alignment, file_bytes)?;
+    let layout = tensor::check_layout(&tensors, table_end, alignment, file_bytes, log);
     Ok(RawPart {
         version: preamble.version,
-        alignment,
+        alignment: alignment.unwrap_or(DEFAULT_ALIGNMENT),
         metadata,
         scan,
         keys_end,
@@ -247,17 +308,21 @@ fn read_part<R: Read>(mut source: Source<R>, place: Place) -> Result<RawPart> {
 }
 
 /// Holds what was read against each other. `parts`: none where the model is one file.
-fn finish(read: RawPart, mut parts: Vec<Part>) -> Result<Header> {
+fn finish(read: RawPart, mut parts: Vec<Part>, log: &mut Log) -> Header {
     if parts.is_empty() {
         parts.push(read.as_part());
     }
     let RawPart { version, alignment, metadata, scan, keys_end, tensors, table_end, layout, .. } = read;
-    let mut notes = Vec::new();
-    let hyperparameters = model::read_hyperparameters(&metadata, &scan, keys_end, &mut notes)?;
-    let coverage = shapes::check_tensors(&tensors, &hyperparameters, table_end)?;
+    let hyperparameters = model::read_hyperparameters(&metadata, &scan, keys_end, log);
+    let coverage = shapes::check_tensors(&tensors, hyperparameters.as_ref(), table_end, log);
+    // Without them something was found, and nobody sees the summary.
+    let hyperparameters = hyperparameters.unwrap_or_default();
+    if let Some(finding) = quant::contradiction(&metadata, tensors.list()) {
+        log.warn(finding);
+    }
     let summary = summary::summarise(&metadata, &tensors, &hyperparameters, layout, &parts, coverage);
-    let token_hashes = scan.tokens;
-    Ok(Header { version, alignment, metadata, tensors, summary, parts, notes, token_hashes })
+    let notes = log.findings.list.iter().filter(|finding| finding.severity == Severity::Warning).cloned().collect();
+    Header { version, alignment, metadata, tensors, summary, parts, notes, token_hashes: scan.tokens }
 }
 
 struct Preamble {

@@ -55,6 +55,14 @@ pub const MAX_CONTEXT_LENGTH: u32 = i32::MAX as u32;
 pub const SAMPLE_PIECES: u64 = 16;
 /// Bytes that are read at each of them; of a type with longer blocks, one block.
 pub const SAMPLE_PIECE_BYTES: u64 = 8 * 1024;
+/// Bytes of weights that are read at a time where all of them are.
+pub(crate) const WEIGHTS_PIECE_BYTES: u64 = 1024 * 1024;
+/// Bytes of a block that is looked for a second time where all weights are read: downloads write pieces of many of them.
+pub(crate) const REPEAT_BLOCK_BYTES: usize = 64 * 1024;
+/// Blocks that are remembered while all weights are read: those of 64 GiB.
+pub(crate) const MAX_REMEMBERED_BLOCKS: usize = 1 << 20;
+/// Findings of one file that are kept; the rest are counted. A report of more is read by nobody.
+pub const MAX_FINDINGS: usize = 256;
 /// Bytes of the reader's own buffer.
 pub(crate) const READ_BUFFER_BYTES: usize = 64 * 1024;
 /// Characters of a name from the file that an error message repeats.

@@ -5,15 +5,17 @@
 
 use crate::arch;
 use crate::error::{Defect, GgufError, Result, malformed, printable};
+use crate::finding::Log;
 use crate::limits::{
     DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_CONTEXT_LENGTH, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, MIN_ALIGNMENT,
 };
+use crate::needs::{self, Need};
 use crate::scan::Scan;
 use crate::tokenizer;
 use crate::value::{Entry, Metadata, Value, ValueType};
 
 /// What a model's size and memory follow from. Vectors have one element per layer.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Hyperparameters {
     pub(crate) architecture: String,
     pub(crate) layers: u32,
@@ -132,34 +134,53 @@ pub(crate) fn check_kind(metadata: &Metadata) -> Result<()> {
     Ok(())
 }
 
-/// Reads and checks all hyperparameters; `keys_end` is the byte after the last key.
+/// Reads and checks all hyperparameters; `keys_end` is the byte after the last key. `None`: one is missing or wrong.
 ///
-/// What is odd and does no harm goes into `notes`.
+/// What is wrong and what is odd is written into `log`.
 pub(crate) fn read_hyperparameters(
     metadata: &Metadata,
     scan: &Scan,
     keys_end: u64,
-    notes: &mut Vec<String>,
-) -> Result<Hyperparameters> {
-    let architecture = architecture(metadata, keys_end)?;
+    log: &mut Log,
+) -> Option<Hyperparameters> {
+    let Some(architecture) = log.take(architecture(metadata, keys_end)) else {
+        // The tokenizer is the same with every architecture.
+        tokenizer::read_vocabulary(metadata, scan, keys_end, log);
+        return None;
+    };
     let keys = Keys { metadata, architecture, missing_at: keys_end };
-    let layers = keys.required("block_count", 1, MAX_LAYERS)?;
-    let next_token_layers = keys.number("nextn_predict_layers", 0, layers)?.unwrap_or(0);
-    let context_length = keys.required("context_length", 1, MAX_CONTEXT_LENGTH)?;
-    let embedding_length = keys.required("embedding_length", 1, MAX_WIDTH)?;
-    let (heads, kv_heads) = heads(&keys, layers)?;
-    let feed_forward = keys.per_layer("feed_forward_length", layers, MAX_WIDTH)?;
-    let (key_length, value_length, rotated) = head_lengths(&keys, embedding_length, &heads)?;
-    let (experts, experts_used) = experts(&keys, layers)?;
-    check_rope_scaling(&keys)?;
-    check_fractions(&keys)?;
-    check_claims(&keys)?;
-    Ok(Hyperparameters {
+    let layers = log.take(keys.required("block_count", 1, MAX_LAYERS));
+    let next_token_layers = log.take(keys.number("nextn_predict_layers", 0, layers.unwrap_or(MAX_LAYERS)));
+    let context_length = log.take(keys.required("context_length", 1, MAX_CONTEXT_LENGTH));
+    let embedding_length = log.take(keys.required("embedding_length", 1, MAX_WIDTH));
+    let of_layers = layers.and_then(|layers| {
+        let heads = log.take(heads(&keys, layers));
+        let feed_forward = log.take(keys.per_layer("feed_forward_length", layers, MAX_WIDTH));
+        let lengths = match (embedding_length, &heads) {
+            (Some(embedding), Some((heads, _))) => log.take(head_lengths(&keys, embedding, heads)),
+            _ => None,
+        };
+        let experts = log.take(experts(&keys, layers));
+        Some((layers, heads?, feed_forward?, lengths?, experts?))
+    });
+    let scaling = log.take(check_rope_scaling(&keys));
+    check_needs(&keys, log);
+    check_divisors(&keys, log);
+    check_fractions(&keys, log);
+    check_claims(&keys, log);
+    let expert_feed_forward =
+        layers.and_then(|layers| log.take(keys.per_layer("expert_feed_forward_length", layers, MAX_WIDTH)));
+    let vocabulary = tokenizer::read_vocabulary(metadata, scan, keys_end, log);
+    let recurrent = embedding_length.and_then(|embedding| log.take(recurrent_elements(&keys, embedding)));
+    let (layers, (heads, kv_heads), feed_forward, (key_length, value_length, rotated), (experts, experts_used)) =
+        of_layers?;
+    scaling?;
+    Some(Hyperparameters {
         architecture: architecture.to_owned(),
         layers,
-        next_token_layers,
-        context_length,
-        embedding_length,
+        next_token_layers: next_token_layers?.unwrap_or(0),
+        context_length: context_length?,
+        embedding_length: embedding_length?,
         heads,
         kv_heads,
         feed_forward: feed_forward.unwrap_or_else(|| vec![0; layers as usize]),
@@ -168,10 +189,10 @@ pub(crate) fn read_hyperparameters(
         rotated,
         experts,
         experts_used,
-        expert_feed_forward: largest(keys.per_layer("expert_feed_forward_length", layers, MAX_WIDTH)?),
+        expert_feed_forward: largest(expert_feed_forward?),
         sliding_window: sliding_window(metadata, architecture),
-        vocabulary: tokenizer::read_vocabulary(metadata, scan, keys_end, notes)?,
-        recurrent_elements: recurrent_elements(&keys, embedding_length)?,
+        vocabulary: vocabulary?,
+        recurrent_elements: recurrent?,
     })
 }
 
@@ -323,15 +344,63 @@ fn check_rope_scaling(keys: &Keys<'_>) -> Result<()> {
     }
 }
 
+/// What llama.cpp asks of this architecture beyond what it asks of all.
+fn check_needs(keys: &Keys<'_>, log: &mut Log) {
+    for need in needs::of(keys.architecture).into_iter().flatten() {
+        if let Need::Key(key) = need
+            && keys.metadata.entry(&keys.full(key)).is_none()
+        {
+            log.defect(keys.missing_at, Defect::MissingKey { key: keys.full(key) });
+        }
+    }
+}
+
+/// Whole numbers that llama.cpp divides by without a look, which ends the process where one is zero; and architectures.
+const DIVISORS: [(&str, &[&str]); 7] = [
+    ("ssm.group_count", GROUPED_STATES),
+    ("ssm.time_step_rank", GROUPED_STATES),
+    ("full_attention_interval", &["minimax-01", "qwen35", "qwen35moe", "qwen3next", "qwen4exp"]),
+    ("interleave_moe_layer_step", &["ernie4_5-moe"]),
+    ("experts_per_group", &["grovemoe"]),
+    ("attention.output_group_count", &["deepseek4"]),
+    ("wkv.head_size", &["arwkv7", "rwkv6", "rwkv6qwen2", "rwkv7"]),
+];
+
+/// Architectures whose states are shared out over heads and groups.
+const GROUPED_STATES: &[&str] = &["granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe"];
+
+fn check_divisors(keys: &Keys<'_>, log: &mut Log) {
+    // A key of another type was told of, or is where it is read.
+    let number = |key: &str| match keys.metadata.entry(&keys.full(key))? {
+        Entry { offset, value: Value::Integer { kind: ValueType::U32, value } } => Some((*offset, *value)),
+        _ => None,
+    };
+    for (key, architectures) in DIVISORS {
+        // Where each layer says what it is, nobody asks for the interval.
+        let is_moot =
+            key == "full_attention_interval" && keys.metadata.entry(&keys.full("attention.recurrent_layers")).is_some();
+        if let Some((offset, 0)) = number(key).filter(|_| architectures.contains(&keys.architecture) && !is_moot) {
+            let key = keys.full(key);
+            log.defect(offset, Defect::KeyOutOfRange { key, found: 0, min: 1, max: u32::MAX.into() });
+        }
+    }
+    if !GROUPED_STATES.contains(&keys.architecture) {
+        return;
+    }
+    let inner = number("ssm.inner_size").map_or(0, |(_, inner)| inner);
+    for (key, what) in [("ssm.group_count", "groups"), ("ssm.time_step_rank", "heads")] {
+        if let Some((offset, count)) = number(key).filter(|(_, count)| *count > 0 && inner % count != 0) {
+            let what = format!("states of {inner} elements cannot be shared by {count} {what}");
+            log.defect(offset, Defect::Inconsistent { what });
+        }
+    }
+}
+
 /// Numbers with a fraction that enter the computation: llama.cpp takes f32 only, and aborts in the first decode on an
 /// epsilon that is negative or no number.
-fn check_fractions(keys: &Keys<'_>) -> Result<()> {
-    let epsilon = "attention.layer_norm_rms_epsilon";
-    if arch::is_plain_decoder(keys.architecture) && keys.metadata.entry(&keys.full(epsilon)).is_none() {
-        return keys.missing(keys.full(epsilon));
-    }
+fn check_fractions(keys: &Keys<'_>, log: &mut Log) {
     let not_negative = [
-        epsilon,
+        "attention.layer_norm_rms_epsilon",
         "attention.group_norm_epsilon",
         "attention.layer_norm_epsilon",
         "rope.freq_base",
@@ -364,14 +433,13 @@ fn check_fractions(keys: &Keys<'_>) -> Result<()> {
             Some(Entry { value: Value::Float { kind: ValueType::F32, value }, .. })
                 if value.is_finite() && *value >= least && !(is_divisor(&key) && scales_beyond_numbers(*value)) => {}
             Some(Entry { offset, value: Value::Float { kind: ValueType::F32, value } }) => {
-                return malformed(*offset, Defect::WrongFraction { key, found: value.to_string() });
+                log.defect(*offset, Defect::WrongFraction { key, found: value.to_string() });
             }
             Some(Entry { offset, value }) => {
-                return malformed(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected: "f32" });
+                log.defect(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected: "f32" });
             }
         }
     }
-    Ok(())
 }
 
 /// Whether positions are divided by the number of a key.
@@ -386,15 +454,14 @@ fn scales_beyond_numbers(factor: f64) -> bool {
 }
 
 /// Numbers that enter no computation here, but that llama.cpp takes in one type only.
-fn check_claims(keys: &Keys<'_>) -> Result<()> {
+fn check_claims(keys: &Keys<'_>, log: &mut Log) {
     for key in ["general.file_type".to_owned(), keys.full("vocab_size")] {
         if let Some(Entry { offset, value }) = keys.metadata.entry(&key)
             && value.kind() != ValueType::U32
         {
-            return malformed(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected: "u32" });
+            log.defect(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected: "u32" });
         }
     }
-    Ok(())
 }
 
 /// The window, for the summary alone; llama.cpp checks it per architecture.

@@ -5,9 +5,14 @@
 
 use std::collections::BTreeMap;
 
+use crate::finding::{Code, Finding};
 use crate::ggml::GgmlType;
+use crate::shapes::is_matrix;
 use crate::tensor::Tensor;
 use crate::value::{Metadata, Value, ValueType};
+
+/// Key of the file type.
+const FILE_TYPE_KEY: &str = "general.file_type";
 
 /// Name of llama.cpp's file type `id` (its `llama_ftype`), and the tensor types of which one must be there.
 fn file_type(id: u32) -> Option<(&'static str, &'static [GgmlType])> {
@@ -65,10 +70,30 @@ pub(crate) fn type_shares(tensors: &[Tensor]) -> Vec<(GgmlType, u64)> {
     shares
 }
 
+/// What is odd where the file claims a quantisation that none of its matrices has, though their rows would be whole blocks of it;
+/// where no row would be, a quantiser falls back to another type.
+pub(crate) fn contradiction(metadata: &Metadata, tensors: &[Tensor]) -> Option<Finding> {
+    let entry = metadata.entry(FILE_TYPE_KEY)?;
+    let Value::Integer { kind: ValueType::U32, value } = entry.value else { return None };
+    let (claimed, kinds) = file_type(u32::try_from(value).ok()?)?;
+    let could = |tensor: &Tensor| {
+        let row = tensor.shape.first().copied().unwrap_or(0);
+        is_matrix(&tensor.name) && kinds.iter().all(|kind| row.is_multiple_of(kind.block_elements()))
+    };
+    if !tensors.iter().any(could) || tensors.iter().any(|tensor| kinds.contains(&tensor.kind)) {
+        return None;
+    }
+    let largest = type_shares(tensors).first().map_or("nothing", |(kind, _)| kind.name());
+    let message =
+        format!("{FILE_TYPE_KEY} says {claimed}, but no tensor is of that type; most of the model is {largest}");
+    let finding = Finding::new(Code::DeclaredQuantization, "header", format!("tensors of type {largest}"), claimed);
+    Some(finding.about(FILE_TYPE_KEY).at(entry.offset).saying(message))
+}
+
 /// The name of the file's quantisation.
 pub(crate) fn label(metadata: &Metadata, tensors: &[Tensor]) -> &'static str {
     let shares = type_shares(tensors);
-    let claimed = match metadata.get("general.file_type") {
+    let claimed = match metadata.get(FILE_TYPE_KEY) {
         Some(&Value::Integer { kind: ValueType::U32, value }) => u32::try_from(value).ok().and_then(file_type),
         _ => None,
     };

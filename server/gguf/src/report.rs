@@ -1,18 +1,22 @@
 //! A valid header as a table for people: what the model is, what was checked, what memory it takes.
 //!
-//! Used by `gantry-server validate`. Colours and widths of terminals are absent: the text is as good in a log.
+//! Used by `gantry-server validate`. The alternate form (`{:#}`) has the colours of a terminal; widths of terminals are absent.
 
 use std::fmt;
+
+use serde::Serialize;
 
 use crate::Header;
 use crate::bytes::{human_bytes, human_count};
 use crate::error::printable;
+use crate::finding::{Finding, Severity};
 use crate::fit::{Fit, FitInput, MemoryEstimate, estimate, verdict};
 use crate::shapes::ShapeCoverage;
 use crate::summary::Summary;
 
 /// What became of a check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Verdict {
     /// Nothing is wrong.
     Passed,
@@ -25,7 +29,7 @@ pub enum Verdict {
 }
 
 /// One thing that was looked at, or was not.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// What became of it.
     pub verdict: Verdict,
@@ -33,25 +37,42 @@ pub struct Check {
     pub part: &'static str,
     /// What was found, or why nothing was.
     pub text: String,
+    /// What was found, where that is something wrong or odd.
+    #[serde(skip)]
+    pub finding: Option<Finding>,
 }
 
 impl Check {
     /// A check and what became of it.
     #[must_use]
     pub fn new(verdict: Verdict, part: &'static str, text: impl Into<String>) -> Self {
-        Self { verdict, part, text: text.into() }
+        Self { verdict, part, text: text.into(), finding: None }
+    }
+
+    /// A check that found this.
+    #[must_use]
+    pub fn of(finding: &Finding) -> Self {
+        let verdict = if finding.severity == Severity::Error { Verdict::Failed } else { Verdict::Noted };
+        Self { finding: Some(finding.clone()), ..Self::new(verdict, finding.part, finding.message.as_str()) }
     }
 }
 
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verdict = match self.verdict {
-            Verdict::Passed => "ok",
-            Verdict::Failed => "FAIL",
-            Verdict::LeftOut => "--",
-            Verdict::Noted => "note",
+        let (verdict, colour) = match self.verdict {
+            Verdict::Passed => ("ok", "32"),
+            Verdict::Failed => ("FAIL", "1;31"),
+            Verdict::LeftOut => ("--", "2"),
+            Verdict::Noted => ("note", "33"),
         };
-        write!(f, "  {verdict:<4} {:<11} {}", self.part, self.text)
+        let has_colour = f.alternate();
+        let paint = |text: String, colour: &str| {
+            if has_colour { format!("\x1b[{colour}m{text}\x1b[0m") } else { text }
+        };
+        write!(f, "  {} {:<11} {}", paint(format!("{verdict:<4}"), colour), self.part, self.text)?;
+        let Some(Finding { code, found, expected, .. }) = &self.finding else { return Ok(()) };
+        // Below the sentence, so that it does not have to be taken apart.
+        write!(f, "\n{:19}{}", "", paint(format!("[{code}] found {found}; expected {expected}"), "2"))
     }
 }
 
@@ -95,6 +116,18 @@ impl Report {
         self
     }
 
+    /// What the model is.
+    #[must_use]
+    pub fn summary(&self) -> &Summary {
+        &self.summary
+    }
+
+    /// What was looked at, and was not.
+    #[must_use]
+    pub fn checks(&self) -> &[Check] {
+        &self.checks
+    }
+
     /// The predicted memory.
     #[must_use]
     pub fn memory(&self) -> &MemoryEstimate {
@@ -134,7 +167,14 @@ fn checks(header: &Header) -> Vec<Check> {
         ("shapes", shapes),
     ];
     let passed = passed.into_iter().map(|(part, text)| Check::new(Verdict::Passed, part, text));
-    passed.chain(header.notes().iter().map(|note| Check::new(Verdict::Noted, "", note))).collect()
+    passed.chain(header.notes().iter().map(Check::of)).collect()
+}
+
+/// How many bits a weight takes, over all tensors.
+fn bits(summary: &Summary) -> String {
+    // Two decimals are shown, for which the mantissa's 53 bits are more than enough.
+    let bits = summary.tensor_bytes as f64 * 8.0 / summary.parameters.max(1) as f64;
+    format!(", {bits:.2} bits per weight")
 }
 
 impl Report {
@@ -149,7 +189,7 @@ impl Report {
         vec![
             ("model", format!("{name}{}", version.unwrap_or_default())),
             ("architecture", format!("{}, {} parameters", s.architecture, human_count(s.parameters))),
-            ("quantization", format!("{} ({})", s.quantization, types.join(", "))),
+            ("quantization", format!("{} ({}){}", s.quantization, types.join(", "), bits(s))),
             (
                 "layers",
                 format!(
@@ -216,7 +256,7 @@ impl fmt::Display for Report {
         }
         writeln!(f, "\nchecks")?;
         for check in &self.checks {
-            writeln!(f, "{check}")?;
+            if f.alternate() { writeln!(f, "{check:#}")? } else { writeln!(f, "{check}")? }
         }
         writeln!(f, "\nmemory")?;
         for (name, text) in self.memory_lines() {

@@ -9,6 +9,7 @@ use std::hash::{DefaultHasher, Hasher as _};
 use std::io::Read;
 
 use crate::error::{Defect, Result, malformed};
+use crate::finding::Log;
 use crate::limits::{MAX_MERGE_BYTES, MAX_MERGES, MAX_TOKEN_BYTES};
 use crate::source::Source;
 use crate::value::ValueType;
@@ -67,9 +68,10 @@ impl Scan {
         key: &str,
         element: ValueType,
         length: u64,
+        log: &mut Log,
     ) -> Result<bool> {
         match (key, element) {
-            (TOKENS_KEY, ValueType::String) => self.tokens(source, length)?,
+            (TOKENS_KEY, ValueType::String) => self.tokens(source, length, log)?,
             (MERGES_KEY, ValueType::String) => self.merges(source, length)?,
             (TYPES_KEY, ValueType::I32) => self.types(source, length)?,
             (SCORES_KEY, ValueType::F32) => {
@@ -89,8 +91,8 @@ impl Scan {
         Ok(true)
     }
 
-    /// Walks the vocabulary and refuses two tokens of the same text, on which llama.cpp asserts.
-    fn tokens<R: Read>(&mut self, source: &mut Source<R>, count: u64) -> Result<()> {
+    /// Walks the vocabulary and finds two tokens of the same text, on which llama.cpp asserts.
+    fn tokens<R: Read>(&mut self, source: &mut Source<R>, count: u64, log: &mut Log) -> Result<()> {
         let offset = source.offset();
         let mut hashes: Vec<(u64, u32)> = Vec::new();
         let mut token = Vec::new();
@@ -111,7 +113,7 @@ impl Scan {
         }
         hashes.sort_unstable();
         if let Some(pair) = hashes.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            return malformed(offset, Defect::DuplicateToken { first: pair[0].1, second: pair[1].1 });
+            log.defect(offset, Defect::DuplicateToken { first: pair[0].1, second: pair[1].1 });
         }
         self.sorted_tokens = hashes.into_iter().map(|(hash, _)| hash).collect();
         Ok(())

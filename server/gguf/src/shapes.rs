@@ -1,19 +1,22 @@
 //! The tensors held against the hyperparameters: what llama.cpp will ask for is there, in that shape and a usable type.
 //!
 //! For every architecture: the embedding fits the vocabulary, layers are numbered within `block_count` and none is
-//! missing, and types can be computed with. For the plain decoders ([`arch::is_plain_decoder`]), which most published
-//! models are: every matrix of every layer. Absent: the other architectures' own tensors; llama.cpp checks those at
-//! load, in the worker process.
+//! missing, types can be computed with, and what the architecture needs in any case ([`crate::needs`]) is there. For the plain
+//! decoders ([`arch::is_plain_decoder`]), which most published models are: every matrix of every layer. Absent: what the other
+//! architectures need under a condition; llama.cpp checks that at load, in the worker process.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
 use crate::arch;
-use crate::error::{Defect, Result, malformed, printable};
+use crate::error::{Defect, printable};
+use crate::finding::Log;
 use crate::ggml::GgmlType;
 use crate::limits::MAX_LAYERS;
 use crate::model::Hyperparameters;
+use crate::needs::{self, Need, NeededTensor, Width};
 use crate::tensor::{Tensor, Tensors};
 
 /// How much of the tensor set was held against the hyperparameters.
@@ -29,79 +32,145 @@ pub enum ShapeCoverage {
 /// An expected shape; `None` stands for a dimension that the hyperparameters do not fix.
 type Expected<'a> = &'a [Option<u64>];
 
-/// Checks the tensor set. `table_end` is the byte after the tensor table, where missing tensors are reported.
-pub(crate) fn check_tensors(tensors: &Tensors, model: &Hyperparameters, table_end: u64) -> Result<ShapeCoverage> {
-    let check = Check { tensors, model, table_end };
-    check.types()?;
-    check.layer_numbers()?;
-    check.routers()?;
+/// Checks the tensor set. `table_end` is the byte after the tensor table, where missing tensors are reported; without a
+/// `model`, whose hyperparameters are wrong, only what each tensor says of itself is looked at.
+pub(crate) fn check_tensors(
+    tensors: &Tensors,
+    model: Option<&Hyperparameters>,
+    table_end: u64,
+    log: &mut Log,
+) -> ShapeCoverage {
+    check_types(tensors, log);
+    let Some(model) = model else { return ShapeCoverage::Outline };
+    let mut check = Check { tensors, model, table_end, log, told: HashSet::new(), empty_layers: Vec::new() };
+    check.layer_numbers();
+    check.routers();
     let (embedding, vocabulary) = (Some(u64::from(model.embedding_length)), Some(model.vocabulary));
-    check.required("token_embd.weight", &[embedding, vocabulary])?;
-    check.shape("output.weight", &[embedding, vocabulary])?;
-    if !arch::is_plain_decoder(&model.architecture) {
-        return Ok(ShapeCoverage::Outline);
+    check.required("token_embd.weight", &[embedding, vocabulary]);
+    check.shape("output.weight", &[embedding, vocabulary]);
+    let is_plain = arch::is_plain_decoder(&model.architecture);
+    if is_plain {
+        check.plain_decoder();
     }
-    check.required("output_norm.weight", &[embedding])?;
-    for factors in ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"] {
-        // One for each pair of elements that is rotated.
-        check.shape(factors, &[Some(u64::from(model.rotated / 2))])?;
+    check.needs();
+    if is_plain { ShapeCoverage::Full } else { ShapeCoverage::Outline }
+}
+
+/// Types that no kernel takes: llama.cpp aborts on them in the first decode, after a load that looked well.
+fn check_types(tensors: &Tensors, log: &mut Log) {
+    for tensor in tensors.list() {
+        let name = tensor.name.as_str();
+        let added = name.ends_with("_norm.weight") || (name.ends_with(".bias") && tensor.shape.len() == 1);
+        let expected = if added && tensor.kind != GgmlType::F32 {
+            "F32"
+        } else if is_matrix(name) && !tensor.kind.is_weight() {
+            "a floating-point or weight quantisation type"
+        } else {
+            continue;
+        };
+        let defect = Defect::UnusableTensorType { tensor: printable(name), found: tensor.kind.name(), expected };
+        log.defect(tensor.entry_offset, defect);
     }
-    for layer in 0..model.layers.saturating_sub(model.next_token_layers) {
-        check.layer(layer)?;
-    }
-    Ok(ShapeCoverage::Full)
 }
 
 struct Check<'a> {
     tensors: &'a Tensors,
     model: &'a Hyperparameters,
     table_end: u64,
+    log: &'a mut Log,
+    /// Tensors of which something was told.
+    told: HashSet<String>,
+    /// Layers that have no tensor at all, of which that was told.
+    empty_layers: Vec<u32>,
 }
 
 impl Check<'_> {
-    fn required(&self, name: &str, expected: Expected<'_>) -> Result<()> {
+    fn required(&mut self, name: &str, expected: Expected<'_>) {
         if self.tensors.get(name).is_none() {
-            return malformed(self.table_end, Defect::MissingTensor { tensor: name.to_owned() });
+            self.missing(name);
         }
-        self.shape(name, expected)
+        self.shape(name, expected);
+    }
+
+    /// Nothing is missing for sure where a tensor could not be read, which was told of.
+    fn missing(&mut self, name: &str) {
+        if self.tensors.are_all_read() && self.told.insert(name.to_owned()) {
+            self.log.defect(self.table_end, Defect::MissingTensor { tensor: name.to_owned() });
+        }
     }
 
     /// Whatever of this name is there has this shape; dimensions of one at the end do not count.
-    fn shape(&self, name: &str, expected: Expected<'_>) -> Result<()> {
-        let Some(tensor) = self.tensors.get(name) else { return Ok(()) };
+    fn shape(&mut self, name: &str, expected: Expected<'_>) {
+        let Some(tensor) = self.tensors.get(name) else { return };
         let count = expected.len().max(tensor.shape.len());
         let fits = (0..count).all(|index| {
             let found = tensor.shape.get(index).copied().unwrap_or(1);
             expected.get(index).copied().unwrap_or(Some(1)).is_none_or(|expected| expected == found)
         });
-        if fits {
-            return Ok(());
+        if !fits && self.told.insert(name.to_owned()) {
+            let (tensor_name, found) = (printable(name), tensor.shape.clone());
+            let defect = Defect::WrongShape { tensor: tensor_name, found, expected: describe(expected) };
+            self.log.defect(tensor.entry_offset, defect);
         }
-        let defect =
-            Defect::WrongShape { tensor: printable(name), found: tensor.shape.clone(), expected: describe(expected) };
-        malformed(tensor.entry_offset, defect)
     }
 
-    /// Types that no kernel takes: llama.cpp aborts on them in the first decode, after a load that looked well.
-    fn types(&self) -> Result<()> {
-        for tensor in self.tensors.list() {
-            let name = tensor.name.as_str();
-            let added = name.ends_with("_norm.weight") || (name.ends_with(".bias") && tensor.shape.len() == 1);
-            let expected = if added && tensor.kind != GgmlType::F32 {
-                "F32"
-            } else if is_matrix(name) && !tensor.kind.is_weight() {
-                "a floating-point or weight quantisation type"
-            } else {
-                continue;
-            };
-            let defect = Defect::UnusableTensorType { tensor: printable(name), found: tensor.kind.name(), expected };
-            return malformed(tensor.entry_offset, defect);
+    fn plain_decoder(&mut self) {
+        let model = self.model;
+        self.required("output_norm.weight", &[Some(u64::from(model.embedding_length))]);
+        for factors in ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"] {
+            // One for each pair of elements that is rotated.
+            self.shape(factors, &[Some(u64::from(model.rotated / 2))]);
         }
-        Ok(())
+        for layer in 0..self.needed_layers() {
+            self.layer(layer);
+        }
+    }
+
+    /// Layers that predict further tokens may have been left out of the file.
+    fn needed_layers(&self) -> u32 {
+        self.model.layers.saturating_sub(self.model.next_token_layers)
+    }
+
+    /// What llama.cpp asks for whatever else the file says.
+    fn needs(&mut self) {
+        for need in needs::of(&self.model.architecture).into_iter().flatten() {
+            match need {
+                Need::Key(_) => {}
+                Need::Tensor(tensor) => self.need("", tensor),
+                Need::LayerTensor(tensor) => {
+                    for layer in 0..self.needed_layers() {
+                        // One without any was told of as such.
+                        if !self.empty_layers.contains(&layer) {
+                            self.need(&format!("blk.{layer}."), tensor);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn need(&mut self, layer: &str, tensor: &NeededTensor) {
+        let name = format!("{layer}{}", tensor.name);
+        if tensor.instead.is_some_and(|instead| self.tensors.get(&format!("{layer}{instead}")).is_some()) {
+            return;
+        }
+        if tensor.shape.is_empty() {
+            if self.tensors.get(&name).is_none() {
+                self.missing(&name);
+            }
+            return;
+        }
+        let width = |width: &Width| match width {
+            Width::Embedding => Some(u64::from(self.model.embedding_length)),
+            Width::Vocabulary => Some(self.model.vocabulary),
+            Width::Experts => Some(u64::from(self.model.experts)),
+            Width::Other => None,
+        };
+        self.required(&name, &tensor.shape.iter().map(width).collect::<Vec<_>>());
     }
 
     /// Every `blk.N` lies within the layer count, and every layer has some.
-    fn layer_numbers(&self) -> Result<()> {
+    fn layer_numbers(&mut self) {
         let layers = self.model.layers;
         let mut seen = [false; MAX_LAYERS as usize];
         for tensor in self.tensors.list() {
@@ -110,38 +179,35 @@ impl Check<'_> {
                 Some(seen) => *seen = true,
                 None => {
                     let defect = Defect::LayerBeyondModel { tensor: printable(&tensor.name), layers };
-                    return malformed(tensor.entry_offset, defect);
+                    self.log.defect(tensor.entry_offset, defect);
                 }
             }
         }
-        if arch::may_lack_layers(&self.model.architecture) {
-            return Ok(());
+        if arch::may_lack_layers(&self.model.architecture) || !self.tensors.are_all_read() {
+            return;
         }
-        // Layers that predict further tokens may have been left out of the file.
-        let needed = layers.saturating_sub(self.model.next_token_layers);
-        match (0..needed).zip(seen).find(|(_, seen)| !seen) {
-            Some((layer, _)) => malformed(self.table_end, Defect::MissingLayer { layer, layers }),
-            None => Ok(()),
+        for (layer, _) in (0..self.needed_layers()).zip(seen).filter(|(_, seen)| !seen) {
+            self.log.defect(self.table_end, Defect::MissingLayer { layer, layers });
+            self.empty_layers.push(layer);
         }
     }
 
     /// A layer that chooses among experts has a number of them to choose.
-    fn routers(&self) -> Result<()> {
+    fn routers(&mut self) {
         if self.model.experts == 0 {
-            return Ok(());
+            return;
         }
         for (layer, _) in self.model.experts_used.iter().enumerate().filter(|&(_, &used)| used == 0) {
             let router = format!("blk.{layer}.ffn_gate_inp.weight");
             if let Some(tensor) = self.tensors.get(&router) {
                 let what =
                     format!("a token passes no expert of layer {layer}, which has tensor \"{router}\" to choose them");
-                return malformed(tensor.entry_offset, Defect::Inconsistent { what });
+                self.log.defect(tensor.entry_offset, Defect::Inconsistent { what });
             }
         }
-        Ok(())
     }
 
-    fn layer(&self, layer: u32) -> Result<()> {
+    fn layer(&mut self, layer: u32) {
         let model = self.model;
         let at = |values: &[u32]| u64::from(values.get(layer as usize).copied().unwrap_or(0));
         let (heads, kv_heads) = (at(&model.heads), at(&model.kv_heads));
@@ -152,28 +218,31 @@ impl Check<'_> {
         let values = Some(kv_heads * u64::from(model.value_length));
         let hidden = Some(at(&model.feed_forward));
         let experts = Some(u64::from(model.experts));
+        if self.empty_layers.contains(&layer) {
+            return;
+        }
         let name = |part: &str| format!("blk.{layer}.{part}.weight");
 
-        self.required(&name("attn_norm"), &[embedding])?;
+        self.required(&name("attn_norm"), &[embedding]);
         if self.tensors.get(&name("attn_qkv")).is_some() {
             let fused = Some(heads * u64::from(model.key_length) + 2 * kv_heads * u64::from(model.key_length));
-            self.shape(&name("attn_qkv"), &[embedding, fused])?;
+            self.shape(&name("attn_qkv"), &[embedding, fused]);
         } else {
-            self.required(&name("attn_q"), &[embedding, queries])?;
-            self.required(&name("attn_k"), &[embedding, keys])?;
-            self.required(&name("attn_v"), &[embedding, values])?;
+            self.required(&name("attn_q"), &[embedding, queries]);
+            self.required(&name("attn_k"), &[embedding, keys]);
+            self.required(&name("attn_v"), &[embedding, values]);
         }
-        self.required(&name("attn_output"), &[queries, embedding])?;
-        self.required(&name("ffn_norm"), &[embedding])?;
+        self.required(&name("attn_output"), &[queries, embedding]);
+        self.required(&name("ffn_norm"), &[embedding]);
         if model.experts == 0 {
-            self.required(&name("ffn_gate"), &[embedding, hidden])?;
-            self.required(&name("ffn_up"), &[embedding, hidden])?;
-            self.required(&name("ffn_down"), &[hidden, embedding])
+            self.required(&name("ffn_gate"), &[embedding, hidden]);
+            self.required(&name("ffn_up"), &[embedding, hidden]);
+            self.required(&name("ffn_down"), &[hidden, embedding]);
         } else {
-            self.required(&name("ffn_gate_inp"), &[embedding, experts])?;
-            self.shape(&name("ffn_gate_exps"), &[embedding, None, experts])?;
-            self.required(&name("ffn_up_exps"), &[embedding, None, experts])?;
-            self.required(&name("ffn_down_exps"), &[None, embedding, experts])
+            self.required(&name("ffn_gate_inp"), &[embedding, experts]);
+            self.shape(&name("ffn_gate_exps"), &[embedding, None, experts]);
+            self.required(&name("ffn_up_exps"), &[embedding, None, experts]);
+            self.required(&name("ffn_down_exps"), &[None, embedding, experts]);
         }
     }
 }

@@ -105,6 +105,9 @@ pub(crate) fn summarise(
         0 => u64::from(model.layers),
         some => some,
     };
+    // It keeps nothing between batches, of whatever its layers are.
+    let encoder = arch::is_encoder(&model.architecture);
+    let recurrent_bytes = model.recurrent_elements.saturating_mul(4).saturating_mul(recurrent_layers);
     Summary {
         architecture: model.architecture.clone(),
         name: text("general.name"),
@@ -115,11 +118,7 @@ pub(crate) fn summarise(
         layers: model.layers,
         heads: most(&model.heads),
         kv_heads: most(&model.kv_heads),
-        kv_heads_total: if arch::is_encoder(&model.architecture) {
-            0
-        } else {
-            model.kv_heads.iter().map(|&heads| u64::from(heads)).sum()
-        },
+        kv_heads_total: if encoder { 0 } else { model.kv_heads.iter().map(|&heads| u64::from(heads)).sum() },
         head_dim_k: model.key_length,
         head_dim_v: model.value_length,
         embedding_length: model.embedding_length,
@@ -128,8 +127,8 @@ pub(crate) fn summarise(
         experts_used,
         sliding_window: model.sliding_window,
         vocabulary: model.vocabulary,
-        recurrent_bytes_per_sequence: model.recurrent_elements.saturating_mul(4).saturating_mul(recurrent_layers),
-        encoder: arch::is_encoder(&model.architecture),
+        recurrent_bytes_per_sequence: if encoder { 0 } else { recurrent_bytes },
+        encoder,
         chat_template: matches!(metadata.get("tokenizer.chat_template"), Some(Value::Text { bytes, .. }) if *bytes > 0),
         file_bytes: parts.iter().fold(0, |sum, part| sum.saturating_add(part.file_bytes)),
         header_bytes: parts.iter().fold(0, |sum, part| sum.saturating_add(part.data_offset)),
@@ -138,7 +137,7 @@ pub(crate) fn summarise(
         layer_bytes: sum(&|tensor| if tensor.name.starts_with("blk.") { tensor.bytes } else { 0 }),
         embedding_bytes: tensors.get("token_embd.weight").map_or(0, |tensor| tensor.bytes),
         embedding_type: tensors.get("token_embd.weight").map(|tensor| tensor.kind),
-        tied_output: !arch::is_encoder(&model.architecture) && tensors.get("output.weight").is_none(),
+        tied_output: !encoder && tensors.get("output.weight").is_none(),
         tensors: list.len() as u64,
         types: quant::type_shares(list),
         shape_coverage,

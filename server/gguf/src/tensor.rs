@@ -1,14 +1,17 @@
 //! The tensor table: names, shapes, types, and where the data lies.
 //!
 //! Flow: [`read_tensors`] reads the table and checks each entry alone, [`check_layout`] then checks them against each
-//! other and against the length of the file, as ggml does and one step further (ggml does not look at the length).
+//! other and against the length of the file, as ggml does and one step further (ggml does not look at the length). An entry
+//! with a shape or a type that is none is left out, and the reader goes on with the next.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry as MapEntry;
 use std::io::Read;
 
 use crate::error::{Defect, Result, malformed, printable};
+use crate::finding::Log;
 use crate::ggml::GgmlType;
-use crate::limits::{MAX_DIMENSIONS, MAX_TENSOR_NAME_BYTES};
+use crate::limits::{DEFAULT_ALIGNMENT, MAX_DIMENSIONS, MAX_TENSOR_NAME_BYTES};
 use crate::source::Source;
 
 /// Fewest bytes that an entry takes: length, one character, one dimension with its count, type, offset.
@@ -48,6 +51,8 @@ impl Tensor {
 pub struct Tensors {
     list: Vec<Tensor>,
     by_name: HashMap<String, usize>,
+    /// Whether there are tensors that could not be read, so that what is not here need not be missing.
+    pub(crate) lacks_some: bool,
 }
 
 impl Tensors {
@@ -65,8 +70,14 @@ impl Tensors {
 }
 
 impl Tensors {
+    /// Whether every entry of the table is here.
+    pub(crate) fn are_all_read(&self) -> bool {
+        !self.lacks_some
+    }
+
     /// Takes in those of a further part.
     pub(crate) fn extend(&mut self, others: Self, part: usize) -> Result<()> {
+        self.lacks_some |= others.lacks_some;
         for tensor in others.list {
             let tensor = Tensor { part, ..tensor };
             if self.by_name.insert(tensor.name.clone(), self.list.len()).is_some() {
@@ -79,85 +90,101 @@ impl Tensors {
 }
 
 /// Reads `count` entries.
-pub(crate) fn read_tensors<R: Read>(source: &mut Source<R>, count: u64) -> Result<Tensors> {
+pub(crate) fn read_tensors<R: Read>(source: &mut Source<R>, count: u64, log: &mut Log) -> Result<Tensors> {
     let mut tensors = Tensors::default();
     for _ in 0..count {
-        let tensor = read_tensor(source)?;
-        if tensors.by_name.insert(tensor.name.clone(), tensors.list.len()).is_some() {
-            return malformed(tensor.entry_offset, Defect::DuplicateTensor { tensor: printable(&tensor.name) });
+        let Some(tensor) = read_tensor(source, log)? else {
+            tensors.lacks_some = true;
+            continue;
+        };
+        match tensors.by_name.entry(tensor.name.clone()) {
+            MapEntry::Occupied(_) => {
+                log.defect(tensor.entry_offset, Defect::DuplicateTensor { tensor: printable(&tensor.name) });
+                // Its data is there, and needs a place.
+            }
+            MapEntry::Vacant(free) => _ = free.insert(tensors.list.len()),
         }
         tensors.list.push(tensor);
     }
     Ok(tensors)
 }
 
-fn read_tensor<R: Read>(source: &mut Source<R>) -> Result<Tensor> {
+/// `None`: its shape or type is wrong, which was written down.
+fn read_tensor<R: Read>(source: &mut Source<R>, log: &mut Log) -> Result<Option<Tensor>> {
     let entry_offset = source.offset();
-    let name = read_name(source)?;
-    let shape = read_shape(source, &name)?;
+    let name = read_name(source, log)?;
+    let shape = read_shape(source, &name, log)?;
     let at = source.offset();
     let id = source.u32(WHAT)?;
-    let tensor = || printable(&name);
-    let Some(kind) = GgmlType::from_id(id) else {
-        return malformed(
-            at,
-            match GgmlType::removed(id) {
-                Some((name, instead)) => Defect::RemovedTensorType { tensor: tensor(), name, instead },
-                None => Defect::UnknownTensorType { tensor: tensor(), found: id },
-            },
-        );
-    };
-    let (row, block) = (shape[0], kind.block_elements());
-    if !row.is_multiple_of(block) {
-        return malformed(at, Defect::PartialBlock { tensor: tensor(), kind: kind.name(), row, block });
-    }
-    let elements: u64 = shape.iter().product();
-    let Some(bytes) = (elements / block).checked_mul(kind.block_bytes()).filter(|&bytes| i64::try_from(bytes).is_ok())
-    else {
-        return malformed(at, Defect::TensorTooLarge { tensor: tensor(), shape });
-    };
     let offset = source.u64(WHAT)?;
-    Ok(Tensor { name, shape, kind, offset, part: 0, bytes, entry_offset })
+    let Some(shape) = shape else { return Ok(None) };
+    let sized = kind_and_bytes(id, &name, &shape).or_else(|defect| malformed::<(GgmlType, u64)>(at, defect));
+    let tensor = |(kind, bytes)| Tensor { name, shape, kind, offset, part: 0, bytes, entry_offset };
+    Ok(log.take::<(GgmlType, u64)>(sized).map(tensor))
 }
 
-fn read_name<R: Read>(source: &mut Source<R>) -> Result<String> {
+/// The element type with this number, and the bytes of a tensor of it.
+fn kind_and_bytes(id: u32, name: &str, shape: &[u64]) -> std::result::Result<(GgmlType, u64), Defect> {
+    let tensor = || printable(name);
+    let Some(kind) = GgmlType::from_id(id) else {
+        return Err(match GgmlType::removed(id) {
+            Some((name, instead)) => Defect::RemovedTensorType { tensor: tensor(), name, instead },
+            None => Defect::UnknownTensorType { tensor: tensor(), found: id },
+        });
+    };
+    let (row, block) = (shape.first().copied().unwrap_or(0), kind.block_elements());
+    if !row.is_multiple_of(block) {
+        return Err(Defect::PartialBlock { tensor: tensor(), kind: kind.name(), row, block });
+    }
+    let elements: u64 = shape.iter().product();
+    let bytes = (elements / block).checked_mul(kind.block_bytes()).filter(|&bytes| i64::try_from(bytes).is_ok());
+    let bytes = bytes.ok_or_else(|| Defect::TensorTooLarge { tensor: tensor(), shape: shape.to_vec() })?;
+    Ok((kind, bytes))
+}
+
+fn read_name<R: Read>(source: &mut Source<R>, log: &mut Log) -> Result<String> {
     let offset = source.offset();
     let length = source.u64(WHAT)?;
     if length >= MAX_TENSOR_NAME_BYTES {
         return malformed(offset, Defect::TensorNameTooLong { length });
     }
     if length == 0 {
-        return malformed(offset, Defect::EmptyTensorName);
+        log.defect(offset, Defect::EmptyTensorName);
     }
     let mut bytes = Vec::new();
     source.read_to(&mut bytes, length, WHAT)?;
-    let name = String::from_utf8(bytes).or_else(|_| malformed(offset, Defect::TensorNameNotUtf8))?;
+    let name = String::from_utf8(bytes).unwrap_or_else(|error| {
+        log.defect(offset, Defect::TensorNameNotUtf8);
+        String::from_utf8_lossy(error.as_bytes()).into_owned()
+    });
     if name.chars().any(char::is_control) {
-        return malformed(offset, Defect::ControlInTensorName { tensor: printable(&name) });
+        log.defect(offset, Defect::ControlInTensorName { tensor: printable(&name) });
     }
     Ok(name)
 }
 
-/// One to four dimensions whose product fits 63 bits: ggml counts elements in signed numbers.
-fn read_shape<R: Read>(source: &mut Source<R>, name: &str) -> Result<Vec<u64>> {
+/// One to four dimensions whose product fits 63 bits: ggml counts elements in signed numbers. `None`: they are none, which
+/// was written down.
+fn read_shape<R: Read>(source: &mut Source<R>, name: &str, log: &mut Log) -> Result<Option<Vec<u64>>> {
     let offset = source.offset();
     let found = source.u32(WHAT)?;
     if found == 0 || found > MAX_DIMENSIONS {
         return malformed(offset, Defect::WrongDimensionCount { tensor: printable(name), found });
     }
     let mut shape = Vec::new();
-    for dimension in 0..found {
-        let value = source.u64(WHAT)?;
-        if value == 0 {
-            return malformed(offset, Defect::ZeroDimension { tensor: printable(name), dimension });
-        }
-        shape.push(value);
+    for _ in 0..found {
+        shape.push(source.u64(WHAT)?);
+    }
+    if let Some(dimension) = (0..).zip(&shape).find_map(|(index, &value)| (value == 0).then_some(index)) {
+        log.defect(offset, Defect::ZeroDimension { tensor: printable(name), dimension });
+        return Ok(None);
     }
     let elements = shape.iter().try_fold(1_u64, |product, &dimension| product.checked_mul(dimension));
-    match elements.map(i64::try_from) {
-        Some(Ok(_)) => Ok(shape),
-        _ => malformed(offset, Defect::TensorTooLarge { tensor: printable(name), shape }),
+    if let Some(Ok(_)) = elements.map(i64::try_from) {
+        return Ok(Some(shape));
     }
+    log.defect(offset, Defect::TensorTooLarge { tensor: printable(name), shape });
+    Ok(None)
 }
 
 /// Where the tensor data starts and how long it is.
@@ -171,43 +198,76 @@ pub(crate) struct Layout {
 
 /// Checks that the tensors lie one after the other, each aligned, and end where the file does.
 ///
-/// The padding after the last tensor may be there or not: writers differ.
-pub(crate) fn check_layout(tensors: &Tensors, header_end: u64, alignment: u64, file_bytes: u64) -> Result<Layout> {
-    let too_large =
-        |tensor: &Tensor| Defect::TensorTooLarge { tensor: printable(&tensor.name), shape: tensor.shape.clone() };
+/// The padding after the last tensor may be there or not: writers differ. `alignment`: none where it is wrong; then, and
+/// where a tensor could not be read, nobody knows where the others are to lie.
+pub(crate) fn check_layout(
+    tensors: &Tensors,
+    header_end: u64,
+    alignment: Option<u64>,
+    file_bytes: u64,
+    log: &mut Log,
+) -> Layout {
+    let is_known = alignment.is_some() && tensors.are_all_read();
+    let alignment = alignment.unwrap_or(DEFAULT_ALIGNMENT);
     // The header's limit and the alignment's leave this far below overflow.
     let data_offset = header_end.next_multiple_of(alignment);
-    let (mut next, mut end, mut tensor_bytes) = (0_u64, 0_u64, 0_u64);
+    let tensor_bytes = tensors.list().iter().fold(0_u64, |sum, tensor| sum.saturating_add(tensor.bytes));
+    let layout = Layout { data_offset, tensor_bytes };
+    if is_known && let Some((end, next)) = check_offsets(tensors, alignment, log) {
+        check_end(tensors, data_offset, end, next, file_bytes, log);
+    }
+    layout
+}
+
+/// Where the tensors end in the tensor data, without and with padding; `None`: they do not lie one after the other.
+fn check_offsets(tensors: &Tensors, alignment: u64, log: &mut Log) -> Option<(u64, u64)> {
+    let (mut end, mut next) = (0_u64, 0_u64);
+    let mut is_right = true;
+    // Where the next one is if a wrong offset moved all that follow, and not its own tensor alone.
+    let mut moved = None;
     for tensor in tensors.list() {
         let (at, found) = (tensor.entry_offset, tensor.offset);
-        let name = || printable(&tensor.name);
-        if !found.is_multiple_of(alignment) {
-            return malformed(at, Defect::MisalignedTensor { tensor: name(), found, alignment });
+        let name = printable(&tensor.name);
+        if moved == Some(found) {
+            next = found;
         }
-        if found < next {
-            return malformed(at, Defect::TensorOverlap { tensor: name(), found, expected: next });
+        let defect = if !found.is_multiple_of(alignment) {
+            Some(Defect::MisalignedTensor { tensor: name, found, alignment })
+        } else if found < next {
+            Some(Defect::TensorOverlap { tensor: name, found, expected: next })
+        } else if found > next {
+            Some(Defect::TensorGap { tensor: name, found, expected: next })
+        } else {
+            None
+        };
+        let padded = |start: u64| start.checked_add(tensor.bytes)?.checked_next_multiple_of(alignment);
+        moved = if defect.is_some() { padded(found) } else { None };
+        if let Some(defect) = defect {
+            log.defect(at, defect);
+            is_right = false;
         }
-        if found > next {
-            return malformed(at, Defect::TensorGap { tensor: name(), found, expected: next });
+        match padded(next) {
+            // The end is not beyond its padding.
+            Some(padded) => (end, next) = (next + tensor.bytes, padded),
+            None => {
+                let (tensor, shape) = (printable(&tensor.name), tensor.shape.clone());
+                log.defect(at, Defect::TensorTooLarge { tensor, shape });
+                return None;
+            }
         }
-        let sums =
-            found.checked_add(tensor.bytes).and_then(|end| Some((end, end.checked_next_multiple_of(alignment)?)));
-        match sums {
-            Some((data_end, padded)) => (end, next) = (data_end, padded),
-            None => return malformed(at, too_large(tensor)),
-        }
-        // At most `end`, which has just been found to fit.
-        tensor_bytes += tensor.bytes;
     }
+    is_right.then_some((end, next))
+}
+
+fn check_end(tensors: &Tensors, data_offset: u64, end: u64, next: u64, file_bytes: u64, log: &mut Log) {
     let whole = |end: u64| data_offset.saturating_add(end);
     if file_bytes < whole(end) && !tensors.list().is_empty() {
         let cut = tensors.list().iter().find(|tensor| whole(tensor.offset.saturating_add(tensor.bytes)) > file_bytes);
         let tensor = cut.map(|tensor| printable(&tensor.name)).unwrap_or_default();
-        return malformed(file_bytes, Defect::DataTruncated { tensor, expected: whole(end), found: file_bytes });
+        log.defect(file_bytes, Defect::DataTruncated { tensor, expected: whole(end), found: file_bytes });
     }
     // A part without tensors may end with its header.
     if file_bytes > whole(next) {
-        return malformed(whole(next), Defect::TrailingBytes { expected: whole(next), found: file_bytes });
+        log.defect(whole(next), Defect::TrailingBytes { expected: whole(next), found: file_bytes });
     }
-    Ok(Layout { data_offset, tensor_bytes })
 }

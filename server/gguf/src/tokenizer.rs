@@ -4,6 +4,7 @@
 //! themselves; [`crate::scan`] has seen what is to be known of them while it passed over them.
 
 use crate::error::{Defect, Result, malformed, printable};
+use crate::finding::{Code, Finding, Log};
 use crate::scan::{CHARS_KEY, MERGES_KEY, SCORES_KEY, Scan, TOKENS_KEY, TYPES_KEY};
 use crate::value::{Entry, Metadata, Value, ValueType};
 
@@ -107,29 +108,27 @@ pub(crate) const PRE_TOKENIZERS: &[&str] = &[
     "youtu",
 ];
 
+/// Key of how text is cut before byte-pair encoding.
+pub(crate) const PRE_KEY: &str = "tokenizer.ggml.pre";
+
 /// Length of the vocabulary, after checking that the arrays beside it are as long and of the types llama.cpp takes.
 ///
-/// What is odd and does no harm goes into `notes`.
-pub(crate) fn read_vocabulary(metadata: &Metadata, scan: &Scan, keys_end: u64, notes: &mut Vec<String>) -> Result<u64> {
-    let missing = |key: &str| -> Result<u64> { malformed(keys_end, Defect::MissingKey { key: key.into() }) };
-    let Some(Entry { offset, value }) = metadata.entry(TOKENS_KEY) else { return missing(TOKENS_KEY) };
-    let &Value::Array { element: ValueType::String, length: tokens, .. } = value else {
-        return malformed(*offset, wrong_type(TOKENS_KEY, value, "an array of strings"));
-    };
-    if tokens == 0 {
-        return malformed(*offset, Defect::WrongArrayLength { key: TOKENS_KEY.into(), found: 0, expected: 1 });
+/// What is wrong and what is odd is written into `log`. `None`: there is no vocabulary.
+pub(crate) fn read_vocabulary(metadata: &Metadata, scan: &Scan, keys_end: u64, log: &mut Log) -> Option<u64> {
+    let tokens = log.take(vocabulary(metadata, keys_end))?;
+    let model = log.take(check_model(metadata, keys_end));
+    check_types(metadata, log);
+    check_special_tokens(metadata, tokens, log);
+    if let Some(model) = model {
+        check_bounds(metadata, model, tokens, log);
+        let check = Contents { metadata, scan, model };
+        check.tokens(log);
+        check.merges(log);
+        check.character_map(log);
     }
-    let model = check_model(metadata, keys_end)?;
-    check_types(metadata)?;
-    check_special_tokens(metadata, tokens, notes)?;
-    check_bounds(metadata, model, tokens)?;
-    let check = Contents { metadata, scan, model };
-    check.tokens()?;
-    check.merges(notes)?;
-    check.character_map()?;
     let beside: [(&str, &[ValueType], &str); 2] = [
-        ("tokenizer.ggml.scores", &[ValueType::F32, ValueType::I32], "an array of f32 or i32"),
-        ("tokenizer.ggml.token_type", &[ValueType::I32], "an array of i32"),
+        (SCORES_KEY, &[ValueType::F32, ValueType::I32], "an array of f32 or i32"),
+        (TYPES_KEY, &[ValueType::I32], "an array of i32"),
     ];
     for (key, types, expected) in beside {
         match metadata.entry(key) {
@@ -137,11 +136,23 @@ pub(crate) fn read_vocabulary(metadata: &Metadata, scan: &Scan, keys_end: u64, n
             Some(Entry { value: Value::Array { element, length, .. }, .. })
                 if types.contains(element) && *length >= tokens => {}
             Some(Entry { offset, value: Value::Array { element, length, .. } }) if types.contains(element) => {
-                let defect = Defect::WrongArrayLength { key: key.into(), found: *length, expected: tokens };
-                return malformed(*offset, defect);
+                log.defect(*offset, Defect::WrongArrayLength { key: key.into(), found: *length, expected: tokens });
             }
-            Some(Entry { offset, value }) => return malformed(*offset, wrong_type(key, value, expected)),
+            Some(Entry { offset, value }) => log.defect(*offset, wrong_type(key, value, expected)),
         }
+    }
+    Some(tokens)
+}
+
+fn vocabulary(metadata: &Metadata, keys_end: u64) -> Result<u64> {
+    let Some(Entry { offset, value }) = metadata.entry(TOKENS_KEY) else {
+        return malformed(keys_end, Defect::MissingKey { key: TOKENS_KEY.into() });
+    };
+    let &Value::Array { element: ValueType::String, length: tokens, .. } = value else {
+        return malformed(*offset, wrong_type(TOKENS_KEY, value, "an array of strings"));
+    };
+    if tokens == 0 {
+        return malformed(*offset, Defect::WrongArrayLength { key: TOKENS_KEY.into(), found: 0, expected: 1 });
     }
     Ok(tokens)
 }
@@ -174,7 +185,7 @@ fn check_model(metadata: &Metadata, keys_end: u64) -> Result<&str> {
 
 /// An empty or absent one means llama.cpp's default.
 fn check_pre_tokenizer(metadata: &Metadata, used: bool) -> Result<Option<&str>> {
-    let key = "tokenizer.ggml.pre";
+    let key = PRE_KEY;
     match metadata.entry(key) {
         None => Ok(None),
         Some(Entry { offset, value: Value::Text { text, .. } }) => {
@@ -189,7 +200,7 @@ fn check_pre_tokenizer(metadata: &Metadata, used: bool) -> Result<Option<&str>> 
 }
 
 /// Switches and special tokens of the tokenizer, in the only types that llama.cpp takes.
-fn check_types(metadata: &Metadata) -> Result<()> {
+fn check_types(metadata: &Metadata, log: &mut Log) {
     const SWITCHES: [&str; 5] =
         ["add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces"];
     let switches = SWITCHES.iter().map(|name| (format!("tokenizer.ggml.{name}"), ValueType::Bool, "bool"));
@@ -199,10 +210,9 @@ fn check_types(metadata: &Metadata) -> Result<()> {
         if let Some(Entry { offset, value }) = metadata.entry(&key)
             && value.kind() != kind
         {
-            return malformed(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected });
+            log.defect(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected });
         }
     }
-    Ok(())
 }
 
 /// Special tokens that text begins, ends or is cut with. llama.cpp's names.
@@ -224,23 +234,25 @@ fn token_of<'m>(metadata: &'m Metadata, name: &str) -> Option<(&'m u64, i64)> {
 }
 
 /// Special tokens are tokens. llama.cpp takes others in silence for its defaults, which are those of other models.
-fn check_special_tokens(metadata: &Metadata, tokens: u64, notes: &mut Vec<String>) -> Result<()> {
+fn check_special_tokens(metadata: &Metadata, tokens: u64, log: &mut Log) {
     let is_beyond = |found: i64| u64::try_from(found).is_ok_and(|found| found >= tokens);
     for name in NEEDED_TOKENS {
         if let Some((&offset, found)) = token_of(metadata, name).filter(|(_, found)| is_beyond(*found)) {
-            return malformed(offset, Defect::TokenBeyondVocabulary { key: token_key(name), found, tokens });
+            log.defect(offset, Defect::TokenBeyondVocabulary { key: token_key(name), found, tokens });
         }
     }
     for name in OTHER_TOKENS {
-        if let Some((_, found)) = token_of(metadata, name).filter(|(_, found)| is_beyond(*found)) {
-            notes.push(format!("{} is {found}, but there are only {tokens} tokens; it is left out", token_key(name)));
+        if let Some((&offset, found)) = token_of(metadata, name).filter(|(_, found)| is_beyond(*found)) {
+            let (key, expected) = (token_key(name), format!("a token below {tokens}"));
+            let message = format!("{key} is {found}, but there are only {tokens} tokens; it is left out");
+            let finding = Finding::new(Code::UnusedTokenOutOfRange, "tokenizer", found.to_string(), expected);
+            log.warn(finding.about(key).at(offset).saying(message));
         }
     }
-    Ok(())
 }
 
 /// Where something is to be put around each text, there is a token for it, llama.cpp's default included.
-fn check_bounds(metadata: &Metadata, model: &str, tokens: u64) -> Result<()> {
+fn check_bounds(metadata: &Metadata, model: &str, tokens: u64, log: &mut Log) {
     const BEGINS: &str = "tokenizer.ggml.add_bos_token";
     const ENDS: &str = "tokenizer.ggml.add_eos_token";
     const SEPARATES: &str = "tokenizer.ggml.add_sep_token";
@@ -268,10 +280,9 @@ fn check_bounds(metadata: &Metadata, model: &str, tokens: u64) -> Result<()> {
         };
         let is_there = token_of(metadata, name).is_some() || default.is_some_and(|token| token < tokens);
         if puts && !is_there {
-            return malformed(offset, Defect::MissingToken { key, what });
+            log.defect(offset, Defect::MissingToken { key, what });
         }
     }
-    Ok(())
 }
 
 /// What was seen of the tokenizer's arrays, as its kind judges it.
@@ -282,16 +293,16 @@ struct Contents<'a> {
 }
 
 impl Contents<'_> {
-    fn refuse(&self, key: &str, defect: Defect) -> Result<()> {
-        malformed(self.metadata.entry(key).map_or(0, |entry| entry.offset), defect)
+    fn at(&self, key: &str) -> u64 {
+        self.metadata.entry(key).map_or(0, |entry| entry.offset)
     }
 
-    fn tokens(&self) -> Result<()> {
+    fn tokens(&self, log: &mut Log) {
         if let Some((token, found)) = self.scan.wrong_type {
-            return self.refuse(TYPES_KEY, Defect::UnknownTokenType { token, found });
+            log.defect(self.at(TYPES_KEY), Defect::UnknownTokenType { token, found });
         }
         if let Some(token) = self.scan.wrong_score {
-            return self.refuse(SCORES_KEY, Defect::WrongScore { token });
+            log.defect(self.at(SCORES_KEY), Defect::WrongScore { token });
         }
         let no_byte = match self.model {
             "llama" | "t5" | "gemma4" | "gpt2" => self.scan.byte_without_text(),
@@ -299,33 +310,35 @@ impl Contents<'_> {
             "bert" => self.scan.first_byte(),
             _ => None,
         };
-        no_byte.map_or(Ok(()), |token| self.refuse(TYPES_KEY, Defect::NoByteToken { token }))
+        if let Some(token) = no_byte {
+            log.defect(self.at(TYPES_KEY), Defect::NoByteToken { token });
+        }
     }
 
     /// What a merge makes must be a token, or what text is merged to is lost.
-    fn merges(&self, notes: &mut Vec<String>) -> Result<()> {
+    fn merges(&self, log: &mut Log) {
         if !matches!(self.model, "gpt2" | "gemma4") {
-            return Ok(());
+            return;
         }
         if let Some(merge) = self.scan.wrong_merge {
-            return self.refuse(MERGES_KEY, Defect::InvalidMerge { merge });
+            log.defect(self.at(MERGES_KEY), Defect::InvalidMerge { merge });
         }
         let (unknown, merges) = self.scan.unknown_merges();
         if unknown > merges / 2 {
-            return self.refuse(MERGES_KEY, Defect::ForeignMerges { unknown, merges });
+            log.defect(self.at(MERGES_KEY), Defect::ForeignMerges { unknown, merges });
+        } else if unknown > 0 {
+            let message = format!("{unknown} of {merges} merges make no token of the vocabulary");
+            let finding = Finding::new(Code::MergeWithoutToken, "tokenizer", message, "merges that make tokens");
+            log.warn(finding.about(MERGES_KEY).at(self.at(MERGES_KEY)));
         }
-        if unknown > 0 {
-            notes.push(format!("{unknown} of {merges} merges make no token of the vocabulary"));
-        }
-        Ok(())
     }
 
-    fn character_map(&self) -> Result<()> {
+    fn character_map(&self, log: &mut Log) {
         match self.scan.chars {
             Some((found, expected)) if self.model == "t5" && expected + 4 >= found => {
-                self.refuse(CHARS_KEY, Defect::InvalidCharacterMap { found, expected })
+                log.defect(self.at(CHARS_KEY), Defect::InvalidCharacterMap { found, expected });
             }
-            _ => Ok(()),
+            _ => {}
         }
     }
 }

@@ -10,6 +10,7 @@ use std::fmt;
 use std::io::Read;
 
 use crate::error::{Defect, Result, malformed, printable};
+use crate::finding::Log;
 use crate::limits::{
     MAX_ALL_KEY_BYTES, MAX_ARRAY_ELEMENTS, MAX_KEPT_STRING_BYTES, MAX_KEY_BYTES, MAX_LAYERS, MAX_STRING_BYTES,
     MAX_VOCABULARY,
@@ -216,59 +217,68 @@ impl Metadata {
 }
 
 /// Reads `count` keys and values.
-pub(crate) fn read_metadata<R: Read>(source: &mut Source<R>, count: u64) -> Result<(Metadata, Scan)> {
+pub(crate) fn read_metadata<R: Read>(source: &mut Source<R>, count: u64, log: &mut Log) -> Result<(Metadata, Scan)> {
     let (mut metadata, mut scan) = (Metadata::default(), Scan::default());
     let mut key_bytes = 0;
     for _ in 0..count {
         let offset = source.offset();
-        let key = read_key(source)?;
+        let key = read_key(source, log)?;
         // The header's limit keeps the sum far below overflow.
         key_bytes += key.len() as u64;
         if key_bytes > MAX_ALL_KEY_BYTES {
             return malformed(offset, Defect::KeysTooLong { length: key_bytes, limit: MAX_ALL_KEY_BYTES });
         }
-        let value = read_value(source, &key, &mut scan)?;
+        // What an array says for the second time is not put to what it said for the first.
+        let mut again = Scan::default();
+        let scan = if metadata.entries.contains_key(&key) { &mut again } else { &mut scan };
+        let value = read_value(source, &key, scan, log)?;
         match metadata.entries.entry(key) {
-            MapEntry::Occupied(taken) => {
-                return malformed(offset, Defect::DuplicateKey { key: printable(taken.key()) });
-            }
-            MapEntry::Vacant(free) => free.insert(Entry { offset, value }),
-        };
+            // An empty one was told of, and two of them are no second thing.
+            MapEntry::Occupied(taken) if taken.key().is_empty() => {}
+            MapEntry::Occupied(taken) => log.defect(offset, Defect::DuplicateKey { key: printable(taken.key()) }),
+            MapEntry::Vacant(free) => _ = free.insert(Entry { offset, value }),
+        }
     }
     Ok((metadata, scan))
 }
 
-fn read_key<R: Read>(source: &mut Source<R>) -> Result<String> {
+fn read_key<R: Read>(source: &mut Source<R>, log: &mut Log) -> Result<String> {
     let offset = source.offset();
     let length = source.u64("a key")?;
     if length > MAX_KEY_BYTES {
         return malformed(offset, Defect::KeyTooLong { length, limit: MAX_KEY_BYTES });
     }
     if length == 0 {
-        return malformed(offset, Defect::EmptyKey);
+        log.defect(offset, Defect::EmptyKey);
     }
     let mut bytes = Vec::new();
     source.read_to(&mut bytes, length, "a key")?;
-    let key = String::from_utf8(bytes).or_else(|_| malformed(offset, Defect::KeyNotUtf8))?;
+    let key = String::from_utf8(bytes).unwrap_or_else(|error| {
+        log.defect(offset, Defect::KeyNotUtf8);
+        String::from_utf8_lossy(error.as_bytes()).into_owned()
+    });
     if key.chars().any(char::is_control) {
-        return malformed(offset, Defect::ControlInKey { key: printable(&key) });
+        log.defect(offset, Defect::ControlInKey { key: printable(&key) });
     }
     Ok(key)
 }
 
-fn read_value<R: Read>(source: &mut Source<R>, key: &str, scan: &mut Scan) -> Result<Value> {
+fn read_value<R: Read>(source: &mut Source<R>, key: &str, scan: &mut Scan, log: &mut Log) -> Result<Value> {
     let offset = source.offset();
     let id = source.u32("a value's type")?;
     let Some(kind) = ValueType::from_id(id) else {
         return malformed(offset, Defect::UnknownValueType { key: printable(key), found: id });
     };
     match kind {
-        ValueType::String => read_text(source, key),
-        ValueType::Array => read_array(source, key, scan),
+        ValueType::String => read_text(source, key, log),
+        ValueType::Array => read_array(source, key, scan, log),
         ValueType::Bool => match source.bytes::<1>("a bool")? {
             [0] => Ok(Value::Bool(false)),
             [1] => Ok(Value::Bool(true)),
-            [found] => malformed(offset, Defect::InvalidBool { key: printable(key), found }),
+            [found] => {
+                log.defect(offset, Defect::InvalidBool { key: printable(key), found });
+                Ok(Value::Bool(true))
+            }
         },
         ValueType::F32 => Ok(Value::Float { kind, value: f32::from_le_bytes(source.bytes("a number")?).into() }),
         ValueType::F64 => Ok(Value::Float { kind, value: f64::from_le_bytes(source.bytes("a number")?) }),
@@ -290,7 +300,7 @@ fn read_integer<R: Read>(source: &mut Source<R>, kind: ValueType) -> Result<i64>
     })
 }
 
-fn read_text<R: Read>(source: &mut Source<R>, key: &str) -> Result<Value> {
+fn read_text<R: Read>(source: &mut Source<R>, key: &str, log: &mut Log) -> Result<Value> {
     let offset = source.offset();
     let length = source.u64("a string")?;
     if length > MAX_STRING_BYTES {
@@ -300,15 +310,21 @@ fn read_text<R: Read>(source: &mut Source<R>, key: &str) -> Result<Value> {
     if length <= MAX_KEPT_STRING_BYTES {
         let mut bytes = Vec::new();
         source.read_to(&mut bytes, length, "a string")?;
-        let text = String::from_utf8(bytes).or_else(|_| malformed(offset, not_utf8()))?;
+        let text = String::from_utf8(bytes).unwrap_or_else(|error| {
+            log.defect(offset, not_utf8());
+            String::from_utf8_lossy(error.as_bytes()).into_owned()
+        });
         return Ok(Value::Text { bytes: length, text: Some(text) });
     }
     let mut check = Utf8Check::default();
     source.chunks(length, "a string", |piece| check.feed(piece))?;
-    if check.finish() { Ok(Value::Text { bytes: length, text: None }) } else { malformed(offset, not_utf8()) }
+    if !check.finish() {
+        log.defect(offset, not_utf8());
+    }
+    Ok(Value::Text { bytes: length, text: None })
 }
 
-fn read_array<R: Read>(source: &mut Source<R>, key: &str, scan: &mut Scan) -> Result<Value> {
+fn read_array<R: Read>(source: &mut Source<R>, key: &str, scan: &mut Scan, log: &mut Log) -> Result<Value> {
     let offset = source.offset();
     let id = source.u32("an array's type")?;
     let element = match ValueType::from_id(id) {
@@ -323,7 +339,7 @@ fn read_array<R: Read>(source: &mut Source<R>, key: &str, scan: &mut Scan) -> Re
     }
     source.require(length.saturating_mul(element.min_bytes()), "an array")?;
     let mut kept = None;
-    if scan.array(source, key, element, length)? {
+    if scan.array(source, key, element, length, log)? {
         return Ok(Value::Array { element, length, kept });
     }
     match element {

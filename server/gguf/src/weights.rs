@@ -1,19 +1,26 @@
-//! A look at the weights themselves: scales and numbers that are not finite, and tensors that are all zero.
+//! A look at the weights themselves: scales and numbers that are not finite, tensors that are all zero, blocks that repeat.
 //!
-//! What is read of each tensor is bounded, and so is the time for all of them: the start, the end and places between of a
+//! Weights that are shifted by some bytes show as scales that are not finite: other bytes stand where those should.
+//!
+//! Unless all is asked for, what is read of each tensor is bounded, and so is the time for all of them: the start, the end and places between of a
 //! large tensor, the whole of a small one. A block of a quantised type has a scale or two, which everything in it is
 //! multiplied with; the table follows ggml's `ggml_validate_row_data`. Norms and biases are small, so that they are read
 //! whole. Absent: whether the numbers are good ones.
 
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::hash::{DefaultHasher, Hasher as _};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::error::printable;
+use crate::finding::{Code, Finding};
 use crate::ggml::GgmlType;
-use crate::limits::{SAMPLE_PIECE_BYTES, SAMPLE_PIECES};
+use crate::limits::{
+    MAX_FINDINGS, MAX_REMEMBERED_BLOCKS, REPEAT_BLOCK_BYTES, SAMPLE_PIECE_BYTES, SAMPLE_PIECES, WEIGHTS_PIECE_BYTES,
+};
 use crate::shapes::is_matrix;
 use crate::split::part_paths;
 use crate::tensor::Tensor;
@@ -68,46 +75,91 @@ pub enum WeightsDefect {
 pub struct WeightsReport {
     /// How much that was.
     pub sample: WeightsSample,
+    /// Whether that was all there is.
+    pub all: bool,
     /// What is wrong.
     pub defect: Option<WeightsDefect>,
+    /// What else is, where all was read: at most [`MAX_FINDINGS`].
+    pub further: Vec<WeightsDefect>,
     /// What is odd and may do no harm.
-    pub notes: Vec<String>,
+    pub notes: Vec<Finding>,
 }
 
 impl WeightsReport {
+    fn refuse(&mut self, defect: WeightsDefect) {
+        if self.defect.is_none() {
+            self.defect = Some(defect);
+        } else if self.further.len() < MAX_FINDINGS {
+            self.further.push(defect);
+        }
+    }
+
     /// What was looked at, in words.
     #[must_use]
     pub fn summary(&self) -> String {
         let WeightsSample { tensors, of, bytes } = self.sample;
-        format!("{} of {tensors} tensors of {of}, every number and scale finite", human_bytes(bytes))
+        let all = if self.all { "all " } else { "" };
+        format!("{all}{} of {tensors} tensors of {of}, every number and scale finite", human_bytes(bytes))
     }
 }
 
-/// Reads samples of the tensors of the model at `path`, whose header this is, for at most `limit`.
+/// How much of the weights is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    /// Pieces of each tensor, and nothing more after so long.
+    Sample(Duration),
+    /// All of them.
+    All,
+}
+
+/// Reads samples of the tensors of the model at `path`, whose header this is, for at most `limit`. The first defect ends it.
 ///
 /// # Errors
 /// A file cannot be read.
 pub fn sample_weights(path: impl AsRef<Path>, header: &Header, limit: Duration) -> io::Result<WeightsReport> {
+    walk(path.as_ref(), header, Extent::Sample(limit), &mut |_| {})
+}
+
+/// Reads all weights of the model at `path`, whose header this is, and tells `progress` how many bytes it has read in all.
+/// It takes as long as the disk does, and goes on with the next tensor after a defect.
+///
+/// # Errors
+/// A file cannot be read.
+pub fn read_weights(
+    path: impl AsRef<Path>,
+    header: &Header,
+    mut progress: impl FnMut(u64),
+) -> io::Result<WeightsReport> {
+    walk(path.as_ref(), header, Extent::All, &mut progress)
+}
+
+fn walk(path: &Path, header: &Header, extent: Extent, progress: &mut dyn FnMut(u64)) -> io::Result<WeightsReport> {
     let started = Instant::now();
-    let paths = if header.parts().len() > 1 { part_paths(path.as_ref()) } else { vec![path.as_ref().to_path_buf()] };
+    let paths = if header.parts().len() > 1 { part_paths(path) } else { vec![path.to_path_buf()] };
     let files = paths.iter().map(|path| Ok(crate::file::open(path)?.0)).collect::<io::Result<Vec<File>>>()?;
-    let mut report = WeightsReport::default();
+    let mut report = WeightsReport { all: extent == Extent::All, ..WeightsReport::default() };
     report.sample.of = header.tensors().list().len() as u64;
     let (mut zero, mut matrices) = (Vec::new(), 0);
-    for tensor in header.tensors().list() {
-        if started.elapsed() > limit {
+    let mut repeats = Repeats::default();
+    for (number, tensor) in header.tensors().list().iter().enumerate() {
+        if matches!(extent, Extent::Sample(limit) if started.elapsed() > limit) {
             break;
         }
         let (Some(file), Some(part)) = (files.get(tensor.part), header.parts().get(tensor.part)) else {
             return Err(io::Error::new(io::ErrorKind::NotFound, "a part of the model is gone"));
         };
         // Both were checked against the file's length.
-        let look = look_at(file, part.data_offset + tensor.offset, tensor)?;
+        let start = part.data_offset + tensor.offset;
+        repeats.begin(number, tensor);
+        let before = report.sample.bytes;
+        let look = look_at(file, start, tensor, extent, &mut repeats, &mut |bytes| progress(before + bytes))?;
         report.sample.tensors += 1;
         report.sample.bytes += look.bytes;
         if let Some(found) = look.not_finite {
-            report.defect = Some(found);
-            return Ok(report);
+            report.refuse(found);
+            if extent != Extent::All {
+                return Ok(report);
+            }
         }
         if is_matrix(&tensor.name) {
             matrices += 1;
@@ -117,6 +169,7 @@ pub fn sample_weights(path: impl AsRef<Path>, header: &Header, limit: Duration) 
         }
     }
     judge_zeros(&zero, matrices, &mut report);
+    repeats.judge(header.tensors().list(), &mut report);
     Ok(report)
 }
 
@@ -128,11 +181,13 @@ fn judge_zeros(zero: &[&Tensor], matrices: u64, report: &mut WeightsReport) {
     let vital = zero.iter().find(|tensor| !tensor.name.starts_with("blk."));
     if vital.is_some() || count > matrices / 4 {
         let what = format!("tensor \"{}\"", printable(&vital.unwrap_or(first).name));
-        report.defect = Some(WeightsDefect::Zero { what, zero: count, of: matrices });
+        report.refuse(WeightsDefect::Zero { what, zero: count, of: matrices });
         return;
     }
     let name = printable(&first.name);
-    report.notes.push(format!("{count} of {matrices} matrices are zero where they were looked at, such as \"{name}\""));
+    let message = format!("{count} of {matrices} matrices are zero where they were looked at, such as \"{name}\"");
+    let finding = Finding::new(Code::ZeroMatrix, "weights", format!("{count} of {matrices} matrices"), "weights");
+    report.notes.push(finding.about(name).saying(message));
 }
 
 struct Look {
@@ -141,31 +196,139 @@ struct Look {
     not_finite: Option<WeightsDefect>,
 }
 
-/// Reads pieces of a tensor whose data starts at `start` of the file.
-fn look_at(file: &File, start: u64, tensor: &Tensor) -> io::Result<Look> {
+/// Reads pieces of a tensor whose data starts at `start` of the file, and tells how much of it was read.
+fn look_at(
+    file: &File,
+    start: u64,
+    tensor: &Tensor,
+    extent: Extent,
+    repeats: &mut Repeats,
+    progress: &mut dyn FnMut(u64),
+) -> io::Result<Look> {
     let block = tensor.kind.block_bytes();
+    let (piece, most) = match extent {
+        Extent::Sample(_) => (SAMPLE_PIECE_BYTES, SAMPLE_PIECES),
+        Extent::All => (WEIGHTS_PIECE_BYTES, u64::MAX),
+    };
     // Whole blocks, and at least one.
-    let piece = (SAMPLE_PIECE_BYTES / block).max(1) * block;
-    let pieces = tensor.bytes.div_ceil(piece).min(SAMPLE_PIECES);
+    let piece = (piece / block).max(1) * block;
+    let pieces = tensor.bytes.div_ceil(piece).min(most);
     let mut look = Look { bytes: 0, is_zero: true, not_finite: None };
     let mut data = Vec::new();
     for number in 0..pieces {
-        // The first and the last included.
-        let blocks = tensor.bytes.saturating_sub(piece) / block;
-        let at = if pieces > 1 { blocks * number / (pieces - 1) * block } else { 0 };
+        let at = match extent {
+            Extent::All => number * piece,
+            // The first and the last included.
+            Extent::Sample(_) if pieces > 1 => {
+                tensor.bytes.saturating_sub(piece) / block * number / (pieces - 1) * block
+            }
+            Extent::Sample(_) => 0,
+        };
         let length = piece.min(tensor.bytes - at);
-        // A piece is a few KiB.
+        // A piece is a few KiB, or MiB where all is read.
         data.resize(usize::try_from(length).unwrap_or(0), 0);
         file.read_exact_at(&mut data, start + at)?;
         look.bytes += length;
+        progress(look.bytes);
         look.is_zero &= data.iter().all(|&byte| byte == 0);
+        if extent == Extent::All {
+            repeats.stream(start + at, &data);
+        }
+        if look.not_finite.is_some() {
+            continue;
+        }
         if let Some((index, what, found)) = not_finite(tensor.kind, &data) {
             let (name, kind, offset) = (printable(&tensor.name), tensor.kind.name(), start + at + index);
             look.not_finite = Some(WeightsDefect::NotFinite { tensor: name, kind, what, found, offset });
-            break;
+            if extent != Extent::All {
+                break;
+            }
         }
     }
     Ok(look)
+}
+
+/// Blocks of weights that stand in the file twice, as after a download that wrote a piece to two places.
+///
+/// They are of [`REPEAT_BLOCK_BYTES`] and begin at a multiple of that in the file, as the pieces of a download do; each is
+/// compared with all before it. Blocks in which one number or one row repeats do not count: models have such.
+#[derive(Default)]
+struct Repeats {
+    /// Hashes of blocks, and the first tensor that has each.
+    seen: HashMap<u64, usize>,
+    /// How many blocks of the second tensor stand in the first.
+    again: BTreeMap<(usize, usize), u64>,
+    tensor: usize,
+    /// Bytes after which what the tensor holds may rightly be the same: of a block, and of a row.
+    periods: [usize; 2],
+    /// What there is yet of a block.
+    open: Vec<u8>,
+}
+
+impl Repeats {
+    fn begin(&mut self, number: usize, tensor: &Tensor) {
+        self.tensor = number;
+        self.open.clear();
+        let row = tensor.shape.first().map_or(0, |&row| tensor.kind.row_bytes(row));
+        self.periods = [tensor.kind.block_bytes(), row].map(|bytes| usize::try_from(bytes).unwrap_or(0));
+    }
+
+    /// Takes the next bytes of a tensor, which stand at `offset` of the file.
+    fn stream(&mut self, offset: u64, data: &[u8]) {
+        let size = REPEAT_BLOCK_BYTES;
+        let mut rest = data;
+        // Up to where the next block begins.
+        if self.open.is_empty() {
+            let skip = usize::try_from(offset.next_multiple_of(size as u64) - offset).unwrap_or(0);
+            rest = rest.get(skip..).unwrap_or_default();
+        }
+        while !rest.is_empty() {
+            let (taken, left) = rest.split_at((size - self.open.len()).min(rest.len()));
+            self.open.extend_from_slice(taken);
+            rest = left;
+            if self.open.len() == size {
+                let block = std::mem::take(&mut self.open);
+                self.block(&block);
+                self.open = block;
+                self.open.clear();
+            }
+        }
+    }
+
+    fn block(&mut self, block: &[u8]) {
+        let repeats = |&period: &usize| period > 0 && block.get(period..).is_none_or(|rest| block.starts_with(rest));
+        if self.periods.iter().any(repeats) {
+            return;
+        }
+        let mut hasher = DefaultHasher::new();
+        hasher.write(block);
+        match self.seen.get(&hasher.finish()) {
+            Some(&first) => *self.again.entry((first, self.tensor)).or_default() += 1,
+            None if self.seen.len() < MAX_REMEMBERED_BLOCKS => _ = self.seen.insert(hasher.finish(), self.tensor),
+            None => {}
+        }
+    }
+
+    /// A tensor that is a copy of another was meant to be one: an output of the embedding, experts of one.
+    fn judge(&self, tensors: &[Tensor], report: &mut WeightsReport) {
+        for (&(first, again), &count) in self.again.iter().take(MAX_FINDINGS) {
+            let (Some(one), Some(other)) = (tensors.get(first), tensors.get(again)) else { continue };
+            let whole = count.saturating_add(2).saturating_mul(REPEAT_BLOCK_BYTES as u64) >= other.bytes;
+            // Tokens that nobody trained have the same rows, and experts may have begun as one.
+            let is_meant = (first != again && whole)
+                || !other.name.starts_with("blk.")
+                || (first == again && other.shape.get(2).is_some_and(|&experts| experts > 1));
+            if is_meant {
+                continue;
+            }
+            let (name, from) = (printable(&other.name), printable(&one.name));
+            let found = format!("{count} blocks that stand in tensor \"{from}\", too");
+            let message =
+                format!("tensor \"{name}\" has {found}; the file may not be whole: compare it with its source");
+            let finding = Finding::new(Code::RepeatedBlocks, "weights", found, "weights of its own");
+            report.notes.push(finding.about(name).saying(message));
+        }
+    }
 }
 
 /// Where the half-precision scales are in a block.

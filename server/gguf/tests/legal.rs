@@ -5,7 +5,7 @@ mod common;
 
 use common::{F16, F32, Gguf, Key, Q8_0, Shape, array, ty};
 use gantry_gguf::fit::{FitInput, estimate};
-use gantry_gguf::{Report, Summary, read_header_prefix};
+use gantry_gguf::{Code, Report, Summary, inspect_prefix, read_header_prefix};
 
 fn summary_of(file: &Gguf) -> Summary {
     let (bytes, file_bytes) = file.header();
@@ -42,7 +42,7 @@ fn experts_may_be_told_layer_by_layer() {
         }
     }
     by_layer.text("general.architecture", "nemotron_h_moe");
-    for file in [mixture(&[3, 3]), by_layer] {
+    for file in [mixture(&[3, 3]), by_layer.complete()] {
         let summary = summary_of(&file);
         // What one token passes in the layer that uses most, of the widest.
         assert_eq!((summary.experts, summary.experts_used, summary.feed_forward_length), (4, 3, 3 * 48));
@@ -114,6 +114,83 @@ fn encoders_are_models_that_keep_no_cells() {
     assert!(!summary.encoder && summary.kv_heads_total == 4);
 }
 
+/// A model of nothing but what the sources of llama.cpp ask for; with keys that hold together, for one that has experts.
+#[test]
+fn what_an_architecture_needs_is_all_that_it_is_refused_without() {
+    let mut seen = 0;
+    for architecture in ["bert", "mamba", "qwen3moe", "gemma2", "mpt", "rwkv7", "starcoder2", "deepseek2", "phi2"] {
+        let mut file = Gguf::of(architecture);
+        if ["gemma2", "qwen3moe"].contains(&architecture) {
+            file = plain(file, architecture);
+        }
+        let codes = |file: &Gguf| {
+            let (bytes, file_bytes) = file.header();
+            let findings = inspect_prefix(&bytes, file_bytes).findings.list;
+            findings.into_iter().map(|finding| (finding.code, finding.subject)).collect::<Vec<_>>()
+        };
+        assert_eq!(codes(&file), [], "{architecture}");
+        for at in 0..file.tensors.len() {
+            let mut less = file.clone();
+            let name = String::from_utf8(less.tensors.remove(at).name).unwrap();
+            if is_needed(architecture, &name) {
+                assert_eq!(codes(&less), [(Code::MissingTensor, Some(name))], "{architecture}");
+                seen += 1;
+            }
+        }
+        for key in file.keys.iter().filter_map(|key| std::str::from_utf8(&key.name).ok()) {
+            let own = key.strip_prefix(architecture).and_then(|key| key.strip_prefix('.'));
+            if own.is_some_and(|own| is_needed(architecture, own)) {
+                let mut less = file.clone();
+                less.remove(key);
+                assert_eq!(codes(&less), [(Code::MissingKey, Some(key.to_owned()))], "{architecture}");
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 80, "{seen}");
+}
+
+/// The heads of a plain decoder: its tensors are held against these.
+fn plain(mut file: Gguf, architecture: &str) -> Gguf {
+    for layer_part in ["attn_q", "attn_k", "attn_v"] {
+        file.named(&format!("blk.0.{layer_part}.weight")).shape = vec![64, 64];
+    }
+    if architecture == "gemma2" {
+        for (part, shape) in [("ffn_gate", [64, 96]), ("ffn_up", [64, 96]), ("ffn_down", [96, 64])] {
+            let tensor = file.named(&format!("blk.0.{part}.weight"));
+            (tensor.shape, tensor.bytes) = (shape.to_vec(), 64 * 96 * 2);
+        }
+    }
+    file
+}
+
+/// Whether the table has it: the rest of a model is there to hold together.
+fn is_needed(architecture: &str, name: &str) -> bool {
+    let table = include_str!("../src/needs.txt").split("\n\n");
+    let needs = table.filter_map(|block| block.split_once('\n')).find(|(name, _)| *name == architecture).unwrap().1;
+    let (is_layer, part) = name.strip_prefix("blk.0.").map_or((false, name), |part| (true, part));
+    let mut lines = needs.lines().filter(|line| line.starts_with("layer") == is_layer);
+    lines.any(|line| line.split(' ').nth(1).unwrap().split('|').next() == Some(part))
+}
+
+#[test]
+fn a_quantisation_that_no_tensor_has_is_noted_where_one_could_have_it() {
+    let codes = |head: u32, kind, file_type| {
+        let shape = Shape { heads: 1, kv_heads: 1, head, hidden: 256, kind, file_type, ..Shape::default() };
+        let (bytes, file_bytes) = Gguf::model(&shape).header();
+        let header = read_header_prefix(&bytes, file_bytes).unwrap();
+        header.notes().iter().map(|note| (note.code, note.expected.clone())).collect::<Vec<_>>()
+    };
+    let declared = |name: &str| vec![(Code::DeclaredQuantization, name.to_owned())];
+    assert_eq!(codes(256, Q8_0, 15), declared("Q4_K_M"));
+    assert_eq!(codes(256, F16, 7), declared("Q8_0"));
+    assert_eq!(codes(256, Q8_0, 7), []);
+    // No type that llama.cpp numbers, and one that it guessed.
+    assert_eq!((codes(256, Q8_0, 999), codes(256, Q8_0, 1024 + 15)), (vec![], vec![]));
+    // Every model has norms of F32.
+    assert_eq!(codes(256, Q8_0, 0), []);
+}
+
 #[test]
 fn what_is_odd_and_does_no_harm_is_noted() {
     let mut file = Gguf::model(&Shape { kind: F16, file_type: 1, ..Shape::default() });
@@ -122,6 +199,8 @@ fn what_is_odd_and_does_no_harm_is_noted() {
     let (bytes, file_bytes) = file.header();
     let header = read_header_prefix(&bytes, file_bytes).unwrap();
     let [padding, merges] = header.notes() else { panic!("{:?}", header.notes()) };
+    assert_eq!((padding.code, merges.code), (Code::UnusedTokenOutOfRange, Code::MergeWithoutToken));
+    let (padding, merges) = (&padding.message, &merges.message);
     assert!(padding.contains("padding_token_id is 40"), "{padding}");
     assert!(merges.starts_with("1 of 3 merges"), "{merges}");
     assert!(Report::new("x", &header, FitInput::default()).to_string().contains("  note"));

@@ -4,30 +4,13 @@
 //! it: a comparison with nothing would pass whatever the tables held.
 #![allow(clippy::unwrap_used)]
 
+mod llama;
+
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use gantry_gguf::GgmlType;
-
-/// `llama.cpp/` inside the llama-cpp-sys-2 that Cargo.lock names.
-fn source() -> PathBuf {
-    let lock = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.lock")).unwrap();
-    let (_, entry) = lock.split_once("name = \"llama-cpp-sys-2\"\nversion = \"").unwrap();
-    let (version, _) = entry.split_once('"').unwrap();
-    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cargo"));
-    let cargo = std::env::var_os("CARGO_HOME").map(PathBuf::from).or_else(home).unwrap();
-    let registries = cargo.join("registry/src");
-    find(&registries, version).unwrap_or_else(|| {
-        panic!("llama-cpp-sys-2 {version} is not unpacked below {}: run `cargo fetch --locked`", registries.display())
-    })
-}
-
-/// The source of `version` in one of the folders of `registries`.
-fn find(registries: &Path, version: &str) -> Option<PathBuf> {
-    let registries = std::fs::read_dir(registries).ok()?.flatten();
-    let mut sources = registries.map(|registry| registry.path().join(format!("llama-cpp-sys-2-{version}/llama.cpp")));
-    sources.find(|path| path.is_dir())
-}
+use llama::{find, source};
 
 #[test]
 fn a_source_that_is_not_there_is_not_found() {

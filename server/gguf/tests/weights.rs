@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use common::{Gguf, Shape};
-use gantry_gguf::{WeightsDefect, WeightsReport, read_header, sample_weights};
+use gantry_gguf::{Code, WeightsDefect, WeightsReport, read_header, read_weights, sample_weights};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const NAN: u16 = 0x7e00;
@@ -134,7 +134,8 @@ fn what_was_never_written_is_refused_and_a_matrix_of_zeros_is_noted() {
     assert!(embedding.contains("token_embd") && embedding.contains("1 of 15"), "{embedding}");
     let one = zero(&["blk.1.attn_v.weight"]);
     assert_eq!(one.defect, None);
-    assert!(one.notes[0].contains("1 of 15") && one.notes[0].contains("blk.1.attn_v"), "{:?}", one.notes);
+    let note = &one.notes[0].message;
+    assert!(note.contains("1 of 15") && note.contains("blk.1.attn_v"), "{note}");
     let many = zero(&["blk.0.attn_v.weight", "blk.0.attn_k.weight", "blk.0.attn_q.weight", "blk.0.ffn_up.weight"]);
     assert!(matches!(many.defect, Some(WeightsDefect::Zero { zero: 4, .. })));
 }
@@ -158,4 +159,90 @@ fn what_is_read_is_bounded_in_bytes_and_time() {
     assert_eq!(report.sample.tensors, report.sample.of);
     let none = sample(&bytes, Duration::ZERO);
     assert_eq!((none.sample.tensors, none.defect), (0, None));
+}
+
+/// Reads all of a demo model after a change, and what was told of it.
+fn all(name: &str, change: impl FnOnce(&mut [u8], &dyn Fn(&str) -> std::ops::Range<usize>)) -> (WeightsReport, u64) {
+    let path = demo(name);
+    let header = read_header(&path).unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    let data_of = |name: &str| {
+        let tensor = header.tensors().get(name).unwrap();
+        let start = (header.parts()[0].data_offset + tensor.offset) as usize;
+        start..start + tensor.bytes as usize
+    };
+    change(&mut bytes, &data_of);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), &bytes).unwrap();
+    let mut told = 0;
+    let report = read_weights(file.path(), &read_header(file.path()).unwrap(), |bytes| {
+        assert!(bytes >= told);
+        told = bytes;
+    });
+    (report.unwrap(), told)
+}
+
+#[test]
+fn all_weights_are_read_on_request_and_progress_is_told() {
+    for name in ["demo-v1.q8_0", "demo-v2.f16", "demo-v2.q4_k_m", "demo-v3-bad.q8_0", "demo-draft.q8_0"] {
+        let name = format!("{name}.gguf");
+        let (report, told) = all(&name, |_, _| {});
+        let summary = read_header(demo(&name)).unwrap().summary().clone();
+        assert_eq!((report.sample.tensors, report.sample.bytes, told), (summary.tensors, summary.tensor_bytes, told));
+        assert_eq!(told, summary.tensor_bytes, "{name}");
+        assert!(report.defect.is_none() && report.notes.is_empty(), "{name}: {report:?}");
+        assert!(report.summary().starts_with("all "));
+    }
+}
+
+#[test]
+fn what_no_sample_sees_is_found_where_all_is_read() {
+    // One number in the middle of two tensors, between the pieces of a sample.
+    let (report, _) = all("demo-v2.f16.gguf", |bytes, data_of| {
+        for name in ["blk.1.ffn_up.weight", "blk.2.ffn_down.weight"] {
+            let at = data_of(name).start + 40_000;
+            bytes[at..at + 2].copy_from_slice(&NAN.to_le_bytes());
+        }
+    });
+    let names = [report.defect.as_ref(), report.further.first()].map(|defect| match defect {
+        Some(WeightsDefect::NotFinite { tensor, .. }) => tensor.clone(),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(names, ["blk.1.ffn_up.weight", "blk.2.ffn_down.weight"]);
+    assert_eq!(report.further.len(), 1);
+}
+
+#[test]
+fn a_piece_that_was_written_to_two_places_is_noted() {
+    const PIECE: usize = 128 * 1024;
+    let (report, _) = all("demo-v2.f16.gguf", |bytes, data_of| {
+        let from = data_of("blk.0.ffn_up.weight").start.next_multiple_of(PIECE);
+        let to = data_of("blk.3.ffn_gate.weight").start.next_multiple_of(PIECE);
+        bytes.copy_within(from..from + PIECE, to);
+    });
+    assert_eq!(report.defect, None);
+    let [note] = &report.notes[..] else { panic!("{:?}", report.notes) };
+    assert_eq!((note.code, note.subject.as_deref()), (Code::RepeatedBlocks, Some("blk.3.ffn_gate.weight")));
+    assert!(note.message.contains("2 blocks that stand in tensor \"blk.0.ffn_up.weight\""), "{}", note.message);
+}
+
+#[test]
+fn weights_that_are_shifted_are_not_finite() {
+    for (name, tensor) in [
+        ("demo-v2.q8_0.gguf", "blk.1.ffn_up.weight"),
+        ("demo-v2.q4_k_m.gguf", "blk.1.ffn_up.weight"),
+        ("demo-v2.q8_0.gguf", "token_embd.weight"),
+    ] {
+        for by in [1, 2, 7, 16] {
+            let path = demo(name);
+            let header = read_header(&path).unwrap();
+            let mut bytes = std::fs::read(&path).unwrap();
+            let entry = header.tensors().get(tensor).unwrap();
+            let start = (header.parts()[0].data_offset + entry.offset) as usize;
+            bytes[start..start + entry.bytes as usize].rotate_left(by);
+            let defect = sample(&bytes, PATIENCE).defect;
+            let is_found = matches!(&defect, Some(WeightsDefect::NotFinite { tensor: told, .. }) if told == tensor);
+            assert!(is_found, "{name} by {by}: {defect:?}");
+        }
+    }
 }

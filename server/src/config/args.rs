@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::builder::BoolishValueParser;
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 /// What most people look for: flags of `serve`, what each is, and what it is left out, where the parser's default is not that
 /// in words.
@@ -369,6 +369,17 @@ impl ValidateArgs {
     }
 }
 
+/// In what form `validate` reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ReportFormat {
+    /// For people
+    Text,
+    /// For programs: all of it as one object
+    Json,
+    /// For code scanning: SARIF 2.1.0
+    Sarif,
+}
+
 /// Flags of `validate`.
 #[derive(Debug, Args)]
 pub struct ValidateArgs {
@@ -384,6 +395,9 @@ pub struct ValidateArgs {
     /// Sequences, as `serve` would be started with
     #[arg(long, default_value_t = 8, value_name = "N")]
     pub parallel: u32,
+    /// In what form to report on standard output
+    #[arg(long, visible_alias = "output-format", value_enum, default_value_t = ReportFormat::Text, value_name = "FORMAT")]
+    pub format: ReportFormat,
     /// Look at the header and the tokenizer alone, not at the weights, and load nothing
     #[arg(long)]
     pub header_only: bool,

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use gantry_gguf::Header;
+use serde_json::json;
 
 use crate::gguf;
 use crate::server::{Server, command, model, output};
@@ -125,6 +126,101 @@ fn serve_and_validate_refuse_the_same_files_with_the_same_words() {
     same_words(&first, "file", "part 2 of 2");
     assert!(Command::new("mkfifo").arg(&second).status().unwrap().success());
     same_words(&first, "file", "not a regular file");
+}
+
+/// A demo model with three things wrong and one odd, and its codes.
+fn damaged(folder: &Path) -> (PathBuf, [&'static str; 4]) {
+    let (mut file, _) = demo();
+    behind(&mut file, "llama.block_count", 4, &513_u32.to_le_bytes());
+    behind(&mut file, "llama.rope.freq_base", 4, &f32::NAN.to_le_bytes());
+    behind(&mut file, "tokenizer.ggml.eos_token_id", 4, &9999_u32.to_le_bytes());
+    behind(&mut file, "tokenizer.ggml.padding_token_id", 4, &9999_u32.to_le_bytes());
+    let path = folder.join("bad model.gguf");
+    std::fs::write(&path, file).unwrap();
+    (path, ["key-out-of-range", "wrong-fraction", "token-out-of-range", "unused-token-out-of-range"])
+}
+
+#[test]
+fn all_that_is_wrong_is_told_to_people_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, codes) = damaged(folder.path());
+    let validated = validate(&file, &[]);
+    let (report, log) = (text(&validated.stdout), text(&validated.stderr));
+    assert_eq!(validated.status.code(), Some(1));
+    let mut rest = report.as_str();
+    for code in codes {
+        rest =
+            rest.split_once(&format!("\n                   [{code}] found ")).unwrap_or_else(|| panic!("{report}")).1;
+    }
+    assert_eq!((report.matches("  FAIL ").count(), report.matches("  note ").count()), (3, 1), "{report}");
+    assert!(!report.contains('\x1b'), "no colours in a pipe");
+    // Scripts are told the first.
+    assert_eq!(log.lines().count(), 1, "{log}");
+    assert!(log.contains("block_count"), "{log}");
+}
+
+#[test]
+fn programs_get_the_findings_as_an_object() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, codes) = damaged(folder.path());
+    let validated = validate(&file, &["--format", "json"]);
+    assert_eq!(validated.status.code(), Some(1));
+    let object: serde_json::Value = serde_json::from_slice(&validated.stdout).unwrap();
+    assert_eq!((&object["formatVersion"], &object["accepted"]), (&json!(1), &json!(false)));
+    let findings = object["findings"].as_array().unwrap();
+    let found: Vec<&str> = findings.iter().map(|finding| finding["code"].as_str().unwrap()).collect();
+    assert_eq!(found, codes);
+    let (bytes, first) = (std::fs::read(&file).unwrap(), &findings[0]);
+    let key = b"llama.block_count";
+    let place = bytes.windows(key.len()).position(|window| window == key).unwrap() - 8;
+    assert_eq!(first["offset"], json!(place));
+    assert_eq!((&first["severity"], &first["found"]), (&json!("error"), &json!("513")));
+    assert_eq!((&first["subject"], &first["expected"]), (&json!("llama.block_count"), &json!("1 to 512")));
+    assert_eq!(findings[3]["severity"], "warning");
+
+    let good = validate(&model("demo-v2.q4_k_m.gguf"), &["--output-format", "json", "--no-load"]);
+    let object: serde_json::Value = serde_json::from_slice(&good.stdout).unwrap();
+    assert_eq!((good.status.code(), &object["accepted"], &object["findings"]), (Some(0), &json!(true), &json!([])));
+    assert_eq!((&object["summary"]["quantization"], &object["summary"]["layers"]), (&json!("Q4_K_M"), &json!(4)));
+    assert!(object["memory"]["totalBytes"].as_u64().unwrap() > 1 << 20, "{object}");
+    let checks = object["checks"].as_array().unwrap();
+    assert!(checks.iter().any(|check| check["part"] == "trial load" && check["verdict"] == "leftOut"), "{object}");
+}
+
+#[test]
+fn code_scanning_gets_the_findings_as_sarif() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, codes) = damaged(folder.path());
+    let validated = validate(&file, &["--format", "sarif"]);
+    assert_eq!(validated.status.code(), Some(1));
+    let log: serde_json::Value = serde_json::from_slice(&validated.stdout).unwrap();
+    assert_eq!(log["version"], "2.1.0");
+    let run = &log["runs"][0];
+    let rules = run["tool"]["driver"]["rules"].as_array().unwrap();
+    let results = run["results"].as_array().unwrap();
+    assert_eq!(results.len(), codes.len());
+    let mut fingerprints = Vec::new();
+    for (result, code) in results.iter().zip(codes) {
+        // Each result is of the rule that its index says, which is described.
+        assert_eq!(result["ruleId"], code);
+        let rule = &rules[usize::try_from(result["ruleIndex"].as_u64().unwrap()).unwrap()];
+        assert_eq!((&rule["id"], &rule["defaultConfiguration"]["level"]), (&json!(code), &result["level"]));
+        for part in ["shortDescription", "fullDescription", "help"] {
+            assert!(rule[part]["text"].as_str().is_some_and(|text| !text.is_empty()), "{rule}");
+        }
+        assert!(!result["message"]["text"].as_str().unwrap().is_empty());
+        let place = &result["locations"][0]["physicalLocation"];
+        let address = place["artifactLocation"]["uri"].as_str().unwrap();
+        assert!(address.starts_with("file:///") && address.ends_with("/bad%20model.gguf"), "{address}");
+        assert!(place["region"]["byteOffset"].as_u64().is_some() && place["region"]["startLine"] == 1);
+        fingerprints.push(result["partialFingerprints"]["primaryLocationLineHash"].as_str().unwrap());
+    }
+    fingerprints.sort_unstable();
+    fingerprints.dedup();
+    assert_eq!(fingerprints.len(), codes.len());
+    let good = validate(&model("demo-v2.q4_k_m.gguf"), &["--format", "sarif", "--header-only"]);
+    let log: serde_json::Value = serde_json::from_slice(&good.stdout).unwrap();
+    assert_eq!((good.status.code(), &log["runs"][0]["results"]), (Some(0), &json!([])));
 }
 
 /// Both refuse it, and what one says is what the other does.

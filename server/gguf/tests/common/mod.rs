@@ -3,6 +3,8 @@
 //! It shares no code with the reader, so that the two check each other.
 #![allow(dead_code, clippy::unwrap_used, unreachable_pub, missing_docs)]
 
+pub mod corpus;
+
 /// Value types by their numbers in the format.
 pub mod ty {
     pub const U8: u32 = 0;
@@ -185,7 +187,7 @@ impl Gguf {
             add("ffn_up", &[embedding, hidden], shape.kind);
             add("ffn_down", &[hidden, embedding], shape.kind);
         }
-        file
+        file.complete()
     }
 
     pub fn put(&mut self, name: &str, kind: u32, bytes: Vec<u8>) {
@@ -271,7 +273,143 @@ impl Gguf {
             file.tensor(name, shape, F16);
         }
         file.tensor("token_embd_norm.weight", &[64], F32);
+        file.complete()
+    }
+
+    /// What a well-formed file says, so that it can be written again with a change. Shares no code with the reader either.
+    pub fn parse(bytes: &[u8]) -> Self {
+        let mut at = 24;
+        let mut take = |count: usize| {
+            at += count;
+            &bytes[at - count..at]
+        };
+        let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+        let mut file = Self::empty();
+        let (tensors, keys) = (number(&bytes[8..16]), number(&bytes[16..24]));
+        for _ in 0..keys {
+            let length = number(take(8)) as usize;
+            let name = take(length).to_vec();
+            let kind = u32::from_le_bytes(take(4).try_into().unwrap());
+            let size = |kind: u32| [1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8][kind as usize];
+            let mut value = Vec::new();
+            let (element, count) = if kind == ty::ARRAY {
+                value.extend(take(12));
+                (u32::from_le_bytes(value[..4].try_into().unwrap()), number(&value[4..]))
+            } else {
+                (kind, 1)
+            };
+            for _ in 0..count {
+                if element == ty::STRING {
+                    let length = take(8);
+                    value.extend(length);
+                    value.extend(take(number(length) as usize));
+                } else {
+                    value.extend(take(size(element)));
+                }
+            }
+            file.keys.push(Key { name, kind, bytes: value });
+        }
+        let mut offsets = Vec::new();
+        for _ in 0..tensors {
+            let length = number(take(8)) as usize;
+            let name = take(length).to_vec();
+            let dimensions = u32::from_le_bytes(take(4).try_into().unwrap());
+            let shape: Vec<u64> = (0..dimensions).map(|_| number(take(8))).collect();
+            let kind = u32::from_le_bytes(take(4).try_into().unwrap());
+            offsets.push(number(take(8)));
+            file.tensors.push(TensorEntry { name, shape, kind, bytes: 0, offset: None, dimensions: None });
+        }
+        // Of the length the padding is a part here: the writer adds none to it then.
+        offsets.push((bytes.len() - at.next_multiple_of(32)) as u64);
+        for (tensor, pair) in file.tensors.iter_mut().zip(offsets.windows(2)) {
+            tensor.bytes = pair[1] - pair[0];
+        }
         file
+    }
+
+    /// Tokens of the vocabulary.
+    pub fn vocabulary(&self) -> u64 {
+        let tokens = self.keys.iter().find(|key| key.name == b"tokenizer.ggml.tokens").unwrap();
+        u64::from_le_bytes(tokens.bytes[4..12].try_into().unwrap())
+    }
+
+    /// A model of nothing but what llama.cpp asks of this architecture in any case, with keys that hold together.
+    pub fn of(architecture: &str) -> Self {
+        let mut file = Self::encoder("bert");
+        file.tensors.clear();
+        for key in &mut file.keys {
+            if key.name.starts_with(b"bert.") {
+                key.name.splice(..4, architecture.bytes());
+            }
+        }
+        file.text("general.architecture", architecture);
+        let has_experts = |needs: &str| needs.lines().next() == Some(architecture) && needs.contains(" n_expert");
+        if include_str!("../../src/needs.txt").split("\n\n").any(has_experts) {
+            file.number(&format!("{architecture}.expert_count"), 4);
+            file.number(&format!("{architecture}.expert_used_count"), 2);
+        }
+        let mut file = file.complete();
+        // Some ask for less than a layer has, which alone no file is.
+        if !file.tensors.iter().any(|tensor| tensor.name.starts_with(b"blk.0.")) {
+            file.tensor("blk.0.attn_norm.weight", &[64], F32);
+        }
+        file
+    }
+
+    /// The value of a key with a number of 32 bits.
+    fn read_number(&self, name: &str) -> Option<u32> {
+        let key = self.keys.iter().find(|key| key.name == name.as_bytes())?;
+        Some(u32::from_le_bytes(key.bytes.as_slice().try_into().ok()?))
+    }
+
+    /// Adds what llama.cpp cannot load the architecture without, as far as that is known for sure.
+    pub fn complete(mut self) -> Self {
+        let key = self.keys.iter().find(|key| key.name == b"general.architecture").unwrap();
+        let architecture = String::from_utf8(key.bytes[8..].to_vec()).unwrap();
+        let needs = include_str!("../../src/needs.txt").split("\n\n");
+        let needs = needs.filter_map(|block| block.split_once('\n')).find(|(name, _)| *name == architecture).unwrap().1;
+        let number =
+            |file: &Self, key: &str| u64::from(file.read_number(&format!("{architecture}.{key}")).unwrap_or(0));
+        let layers = number(&self, "block_count");
+        let tokens = self.vocabulary();
+        for line in needs.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let (kind, name) = (words[0], words[1].split('|').next().unwrap());
+            let full = format!("{architecture}.{name}");
+            let is_there = |file: &Self, name: &str| {
+                file.keys.iter().any(|key| key.name == name.as_bytes())
+                    || file.tensors.iter().any(|tensor| tensor.name == name.as_bytes())
+            };
+            match kind {
+                "key" if is_there(&self, &full) => {}
+                "key" if name.contains("epsilon") || name.contains("scale") => {
+                    self.put(&full, ty::F32, 1e-5_f32.to_le_bytes().to_vec());
+                }
+                "key" => self.number(&full, 1),
+                _ => {
+                    let shape: Vec<u64> = words[2..]
+                        .iter()
+                        .map(|word| match *word {
+                            "n_embd" => number(&self, "embedding_length"),
+                            "n_vocab" => tokens,
+                            "n_expert" => number(&self, "expert_count"),
+                            _ => 64,
+                        })
+                        .collect();
+                    let shape = if shape.is_empty() { vec![64, 64] } else { shape };
+                    let kind_of = if shape.len() == 1 || name.contains("norm") { F32 } else { F16 };
+                    let names = if kind == "layer" {
+                        (0..layers).map(|layer| format!("blk.{layer}.{name}")).collect()
+                    } else {
+                        vec![name.to_owned()]
+                    };
+                    for name in names.iter().filter(|name| !is_there(&self, name)).cloned().collect::<Vec<_>>() {
+                        self.tensor(&name, &shape, kind_of);
+                    }
+                }
+            }
+        }
+        self
     }
 
     /// The whole file, with such bytes for weights.
