@@ -402,8 +402,8 @@ fn what_changes_faster_than_pods_prepare_begins_so_many_attempts_and_no_more() {
         }
         assert_eq!(cluster.state.attempts, i64::from(1 + JUDGED_RESTARTS_MAX));
         let message = cluster.state.rollout.as_ref().unwrap().message.clone().unwrap();
-        let wanted = "what it is judged by (ConfigMap golden, Secret hf) has changed 3 times while pods prepared: no further change \
-                      begins another attempt";
+        let wanted = "what it is judged by (ConfigMap golden, Secret hf, ConfigMap roots) has changed 3 times while pods prepared: no \
+                      further change begins another attempt";
         assert!(message.ends_with(wanted), "{message}");
         // Beyond that a change is not even written.
         let before = cluster.state.clone();
