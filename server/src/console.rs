@@ -56,6 +56,19 @@ pub fn start() {
     }
 }
 
+/// A bar for so many bytes, on standard error where that is a terminal.
+pub(crate) fn bytes_bar(what: &'static str, bytes: u64) -> ProgressBar {
+    // Elsewhere it draws nothing.
+    let bar = ProgressBar::new(bytes).with_message(what);
+    let colour = if has_colour(&std::io::stderr()) { ".cyan" } else { "" };
+    match ProgressStyle::with_template(&format!(
+        "{{msg}} {{bar:32{colour}}} {{bytes}} of {{total_bytes}}, {{eta}} left"
+    )) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
 /// Shows a bar while the model is read, of which `progress` tells the share, for ever: see [`loaded`].
 pub async fn show_loading(name: String, mut progress: watch::Receiver<f32>) {
     let Some(Console { bar, style }) = CONSOLE.get() else { return };

@@ -22,9 +22,9 @@ use tokio::time::timeout;
 use crate::config::{ReportFormat, ValidateArgs};
 use crate::console;
 use crate::gates::file::FileError;
-use crate::gates::limits::{HEADROOM_RATIO, MIN_POOL_TOKENS, TRIAL_LOAD_LIMIT};
+use crate::gates::limits::{HEADROOM_RATIO, MIN_POOL_TOKENS, TRIAL_LOAD_LIMIT, WEIGHTS_LIMIT};
 use crate::gates::memory::PodMemory;
-use crate::gates::{context, file, memory};
+use crate::gates::{context, memory};
 use crate::version::{EngineTuning, RuntimeSettings, Version, VersionSpec, WorkerConfig};
 
 /// The name of what a trial loads.
@@ -133,17 +133,29 @@ fn weights(args: &ValidateArgs, header: &Header) -> Vec<Check> {
     if args.header_only {
         return vec![Check::new(Verdict::LeftOut, "weights", "--header-only")];
     }
-    match file::check_weights(args.file(), header) {
-        Ok(weights) => {
-            let passed = Check::new(Verdict::Passed, "weights", weights.summary());
-            std::iter::once(passed).chain(weights.notes.iter().map(Check::of)).collect()
-        }
-        Err(FileError::Weights(defect)) => vec![Check::of(&Finding::of_weights(&defect))],
+    let read = if args.all_weights {
+        let bar = console::bytes_bar("reading the weights", header.summary().tensor_bytes);
+        let read = gantry_gguf::read_weights(args.file(), header, |bytes| bar.set_position(bytes));
+        bar.finish_and_clear();
+        read
+    } else {
+        gantry_gguf::sample_weights(args.file(), header, WEIGHTS_LIMIT)
+    };
+    let weights = match read {
+        Ok(weights) => weights,
         Err(error) => {
-            let finding = Finding::new(Code::Unreadable, "weights", error.to_string(), "a file that can be read");
-            vec![Check::of(&finding)]
+            // In the words of `serve`.
+            let reason = FileError::Unreadable(error).to_string();
+            return vec![Check::of(&Finding::new(Code::Unreadable, "weights", reason, "a file that can be read"))];
         }
+    };
+    let defects = weights.defect.iter().chain(&weights.further);
+    let mut checks: Vec<Check> = defects.map(|defect| Check::of(&Finding::of_weights(defect))).collect();
+    if checks.is_empty() {
+        checks.push(Check::new(Verdict::Passed, "weights", weights.summary()));
     }
+    checks.extend(weights.notes.iter().map(Check::of));
+    checks
 }
 
 fn trial(args: &ValidateArgs, header: &Header, served: &RuntimeSettings) -> anyhow::Result<Check> {

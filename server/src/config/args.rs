@@ -401,6 +401,9 @@ pub struct ValidateArgs {
     /// Look at the header and the tokenizer alone, not at the weights, and load nothing
     #[arg(long)]
     pub header_only: bool,
+    /// Read all of the weights, not a sample: it takes as long as the disk does
+    #[arg(long, conflicts_with = "header_only")]
+    pub all_weights: bool,
     /// Do not have a worker load the model
     #[arg(long)]
     pub no_load: bool,

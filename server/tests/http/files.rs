@@ -223,6 +223,31 @@ fn code_scanning_gets_the_findings_as_sarif() {
     assert_eq!((good.status.code(), &log["runs"][0]["results"]), (Some(0), &json!([])));
 }
 
+#[test]
+fn all_weights_are_read_on_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = model("demo-v2.f16.gguf");
+    let (mut file, header) = (std::fs::read(&path).unwrap(), gantry_gguf::read_header(&path).unwrap());
+    let tensors = ["blk.1.ffn_up.weight", "blk.2.ffn_down.weight"];
+    for name in tensors {
+        // Between the pieces of a sample.
+        let at = usize::try_from(header.summary().header_bytes + header.tensors().get(name).unwrap().offset).unwrap();
+        file[at + 40_000..at + 40_002].copy_from_slice(&[0, 0x7e]);
+    }
+    let damaged = folder.path().join("damaged.gguf");
+    std::fs::write(&damaged, file).unwrap();
+    assert_eq!(validate(&damaged, &["--no-load"]).status.code(), Some(0));
+    let all = validate(&damaged, &["--no-load", "--all-weights"]);
+    let report = text(&all.stdout);
+    assert_eq!(all.status.code(), Some(1), "{report}");
+    assert_eq!(report.matches("[not-finite]").count(), 2, "{report}");
+    assert!(tensors.iter().all(|name| report.contains(name)), "{report}");
+    let good = text(&validate(&path, &["--no-load", "--all-weights"]).stdout);
+    assert!(good.contains("ok   weights     all 7."), "{good}");
+    let both = validate(&path, &["--header-only", "--all-weights"]);
+    assert_eq!(both.status.code(), Some(2), "{}", text(&both.stderr));
+}
+
 /// Both refuse it, and what one says is what the other does.
 fn same_words(file: &Path, part: &str, words: &str) {
     let validated = validate(file, &[]);
