@@ -8,6 +8,7 @@ mod authorities;
 mod draft;
 mod fetch;
 mod files;
+mod hold;
 mod pod;
 mod prefixes;
 #[path = "../http/script.rs"]
