@@ -11,6 +11,7 @@ mod fetch;
 mod files;
 #[path = "../../llama/tests/common/gguf.rs"]
 mod gguf;
+mod hold;
 mod pod;
 mod prefixes;
 #[path = "../http/script.rs"]
