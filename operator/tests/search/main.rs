@@ -67,6 +67,11 @@ fn scenarios() -> Vec<(&'static str, World)> {
         ("a refused one, 3 pods", settled(3, refused(), &one, 1, 1)),
         ("edits, 3 pods", settled(3, GOOD, &two[..2], 0, 2)),
         ("held, a good one, 1 pod", held(1, GOOD, &one, 1, 1)),
+        ("held, a good one, 2 pods", held(2, GOOD, &one, 1, 1)),
+        ("held, a refused one, 2 pods", held(2, refused(), &one, 1, 1)),
+        ("held, one that dies, 2 pods", held(2, second(Nature::Dies), &one, 1, 1)),
+        ("held, edits, 1 pod", held(1, GOOD, &two, 0, 2)),
+        ("held, edits, 2 pods", held(2, refused(), &two, 0, 2)),
         ("held, one that does not load, 1 pod", held(1, second(Nature::Refused(GateName::Load)), &one, 1, 1)),
     ]
 }

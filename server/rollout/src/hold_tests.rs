@@ -22,8 +22,9 @@ fn nothing_goes_before_its_turn_and_before_the_other_is_checked() {
     use Phase::{Checked, Preparing, Ready, Refused, Retiring};
     let serving = ("v1", known(Ready, None));
     let in_vain = Known { in_vain: true, retry_due: true, ..known(Refused, None) };
-    let cases: [(&str, Desired, &[(&str, Known)], &[&str]); 9] = [
-        ("every pod checks it", asked(false), &[serving.clone()], &["check v2"]),
+    type Case<'a> = (&'a str, Desired, &'a [(&'a str, Known)], &'a [&'a str]);
+    let cases: [Case<'_>; 9] = [
+        ("every pod checks it", asked(false), std::slice::from_ref(&serving), &["check v2"]),
         ("and waits", asked(false), &[serving.clone(), ("v2", known(Checked, Some(1)))], &[]),
         ("it is its turn, and not checked", asked(true), &[serving.clone(), ("v2", known(Preparing, Some(1)))], &[]),
         (
@@ -43,13 +44,13 @@ fn nothing_goes_before_its_turn_and_before_the_other_is_checked() {
         (
             "what is active is checked before what answers goes for it",
             holding(false, desired(Some("v2"), None, Some("v1"))),
-            &[serving.clone()],
+            std::slice::from_ref(&serving),
             &["check v2"],
         ),
         (
             "and that is not unloaded in vain again and again",
             holding(false, desired(Some("v2"), None, Some("v1"))),
-            &[serving, ("v2", in_vain)],
+            &[serving.clone(), ("v2", in_vain)],
             &[],
         ),
     ];

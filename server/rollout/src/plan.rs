@@ -187,7 +187,7 @@ fn drops(desired: &Desired, current: &Current, route: &Route) -> Vec<Action> {
                 actions.push(Action::Retire { version });
             }
             Phase::Checked | Phase::Waiting | Phase::Refused if !desired.names(name) => {
-                actions.push(Action::Forget { version })
+                actions.push(Action::Forget { version });
             }
             _ => {}
         }

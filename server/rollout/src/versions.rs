@@ -77,6 +77,12 @@ impl Versions {
         &self.route
     }
 
+    /// Whether requests wait here for a candidate while other pods answer them. One that goes back is there for them.
+    #[must_use]
+    pub fn yields(&self, desired: &Desired) -> bool {
+        desired.yields && self.route.is_held() && self.route.held_from == desired.active
+    }
+
     /// A version of which something is there.
     #[must_use]
     pub fn get(&self, version: &str) -> Option<&Entry> {

@@ -147,10 +147,10 @@ impl Manager {
             self.apply_scheduling(&settings.scheduling);
             // A candidate answers whoever looks at it before it gets the service's requests.
             self.router.set_stands_by(desired.stands_by && desired.candidate.is_none());
-            self.router.set_yields(desired.yields);
             for action in self.note(|versions, lines| versions.settle(desired, Instant::now(), lines)) {
                 self.act(desired, settings, action);
             }
+            self.router.set_yields(self.versions.yields(desired));
             self.look_at_signals(desired, settings, Instant::now());
         }
         self.tell_who_waits(Instant::now());

@@ -237,7 +237,7 @@ async fn bodies_of_many_small_values_are_refused_or_read_one_after_the_other() {
             assert_eq!(refused.status(), 413, "{path} {value}");
             let told: Value = refused.json().await.unwrap();
             let message = told["error"]["message"].as_str().unwrap();
-            assert!(message.contains("16 MiB is the limit; split the request"), "{told}");
+            assert!(message.contains("24 MiB is the limit; split the request"), "{told}");
         }
     }
     // As much as may be read at once, by many.

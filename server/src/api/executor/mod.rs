@@ -76,6 +76,8 @@ struct Pending<E> {
 }
 
 /// What is known of it.
+// Behind the box of its request.
+#[allow(clippy::large_enum_variant)]
 enum Known {
     /// No version has had it.
     New(Origin, Share),
@@ -84,6 +86,8 @@ enum Known {
 }
 
 /// What became of it.
+// One at a time, and told at once.
+#[allow(clippy::large_enum_variant)]
 enum Tried<E> {
     Answered(Response),
     /// It is not answered, which its client was not told.
@@ -242,7 +246,7 @@ impl<E: TextEncoder> Pending<E> {
         Tried::GaveWay(self)
     }
 
-    fn refuse(self: Box<Self>, failure: Failure) -> Refused<E> {
+    fn refuse(self, failure: Failure) -> Refused<E> {
         let record = match self.known {
             Some(Known::Returned(record)) => Some(record),
             Some(Known::New(..)) | None => None,
