@@ -510,9 +510,11 @@ impl Collector {
     }
 
     fn unsupported_fields(&mut self, spec: &InferenceServiceSpec) {
-        let gates = &spec.rollout.gates;
+        let (rollout, gates) = (&spec.rollout, &spec.rollout.gates);
+        let wants_other_strategy = rollout.strategy == RolloutStrategy::HoldRequests;
         let leave_out = "leave it out";
         self.not_supported(spec.cache.mode != CacheMode::None, "spec.cache.mode", "use None");
+        self.not_supported(wants_other_strategy, "spec.rollout.strategy", "use Auto, InPlaceSwap or BlueGreen");
         self.not_supported(gates.drift.is_some(), "spec.rollout.gates.drift", "use gates.prompts to check answers");
         self.not_supported(gates.performance.is_some(), "spec.rollout.gates.performance", leave_out);
         self.not_supported(gates.shadow.is_some(), "spec.rollout.gates.shadow", "use gates.prompts to check answers");
@@ -561,6 +563,7 @@ mod tests {
         let source = |source: Value| json!({"model": {"source": source}});
         let draft = |draft: Value| json!({"runtime": {"speculative": {"draft": draft}}});
         let cases = [
+            (json!({"rollout": {"strategy": "HoldRequests"}}), "spec.rollout.strategy", "InPlaceSwap"),
             (json!({"rollout": {"gates": {"drift": {}}}}), "spec.rollout.gates.drift", "prompts"),
             (
                 json!({"rollout": {"gates": {"performance": {"minDecodeRatio": "0.9"}}}}),
@@ -616,7 +619,7 @@ mod tests {
             "runtime": {"gpuMemory": "20Gi", "prefixCache": {"memory": "all", "disk": "1024Mi", "ttl": "0s"}, "speculative": {"draft": {"uri": "https://h/d.gguf"}}},
             "scheduling": {"queueTimeout": "never"},
             "api": {"responseStore": {"ttl": "long"}},
-            "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}, "performance": {"minDecodeRatio": "0.9"}},
+            "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}}, "strategy": "HoldRequests",
                 "rollback": {"signals": {"errorRate": "much"}}},
         })))
         .unwrap_err();
@@ -637,7 +640,7 @@ mod tests {
             "spec.api.responseStore",
             "spec.api.responseStore.ttl",
             "spec.rollout.gates.memory.headroom",
-            "spec.rollout.gates.performance",
+            "spec.rollout.strategy",
             "spec.rollout.rollback.signals",
         ] {
             assert!(fields.contains(&field), "{field} in {problems}");

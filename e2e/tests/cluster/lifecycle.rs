@@ -287,6 +287,7 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
         (rollout(json!({"progressDeadline": "0s"})), "a duration such as 30s, 15m or 1h30m"),
         (rollout(json!({"progressDeadline": "15 minutes"})), "a duration such as 30s, 15m or 1h30m"),
         (rollout(json!({"strategy": "Recreate"})), "supported values"),
+        (rollout(json!({"strategy": "HoldRequests"})), "carries out InPlaceSwap, BlueGreen, and Auto"),
         (rollout(json!({"gates": {"drift": {}}})), "this release carries out memory and prompts"),
         (rollout(json!({"gates": {"performance": {"minDecodeRatio": "0.9"}}})), "carries out memory and prompts"),
         (

@@ -12,7 +12,6 @@ mod evictions;
 mod faults;
 mod fleet;
 mod guards;
-mod hold;
 mod latch;
 mod lifecycle;
 mod monitoring;

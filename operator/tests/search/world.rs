@@ -264,8 +264,7 @@ impl World {
                 let model = self.scenario.model(name);
                 if entry.phase == Phase::Preparing && self.scenario.nature(name) != Nature::Refused(GateName::Prompts) {
                     let gates = [GateName::Fetch, GateName::Memory, GateName::Load];
-                    let can = gates.into_iter().filter(|gate| *gate != GateName::Load || !pod.only_checks(name));
-                    events.extend(can.map(|gate| Event::GateRefuses(at, model, gate)));
+                    events.extend(gates.map(|gate| Event::GateRefuses(at, model, gate)));
                 }
                 events.extend(entry.is_up().then_some(Event::WorkerFails(at, model)));
             }
@@ -674,9 +673,7 @@ impl World {
     fn check_pods(&self, before: &Self, event: Event) -> Result<(), Violation> {
         for pod in &self.pods {
             let Some(name) = pod.serving() else { continue };
-            // Where one goes for the other, each pod answers with what it has proved itself.
-            let was_active = self.were_active.contains(name) || self.scenario.holds;
-            if !self.validated.contains(name) || !was_active {
+            if !self.validated.contains(name) || !self.were_active.contains(name) {
                 let how = format!("{} answers with {name}, which no pod has passed through its gates", pod.name);
                 return Err(Invariant::OnlyValidatedAnswer.broken(how));
             }
@@ -688,13 +685,7 @@ impl World {
             }
             return Ok(());
         }
-        // One whose turn it is takes itself out, since others answer.
-        let gives_way = |pod: &&Arc<Pod>| !self.pods.iter().any(|now| now.name == pod.name && now.holds());
-        // What a pod knows of the others may be old where some of them have gone.
-        if self.undisturbed && before.pods.iter().any(|pod| pod.ready()) && !self.pods.iter().any(|pod| pod.ready()) {
-            return Err(Invariant::SomeoneAnswers.broken("nobody answers any more"));
-        }
-        for pod in before.pods.iter().filter(|pod| pod.ready()).filter(gives_way) {
+        for pod in before.pods.iter().filter(|pod| pod.ready()) {
             if !self.pods.iter().any(|now| now.name == pod.name && now.ready()) {
                 return Err(Invariant::SomeoneAnswers.broken(format!("{} answers no more", pod.name)));
             }
@@ -780,8 +771,6 @@ impl World {
         for pod in &self.pods {
             let mut hasher = DefaultHasher::new();
             pod.hash(&mut hasher);
-            let turn = state.rollout.as_ref().and_then(|rollout| rollout.turn.as_ref());
-            turn.filter(|turn| turn.pod == pod.name).map(|turn| turn.yields).hash(&mut hasher);
             self.object.report(&pod.name).map(|told| told.hash).hash(&mut hasher);
             figure(&pod.name).hash(&mut hasher);
             if let Some(past) = past {

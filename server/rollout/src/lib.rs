@@ -8,7 +8,6 @@
 
 mod desired;
 mod health;
-mod hold;
 pub mod limits;
 pub mod line;
 mod phase;

@@ -11,7 +11,6 @@ mod fetch;
 mod files;
 #[path = "../../llama/tests/common/gguf.rs"]
 mod gguf;
-mod hold;
 mod pod;
 mod prefixes;
 #[path = "../http/script.rs"]
