@@ -11,6 +11,8 @@ pub const MAX_BODY_BYTES: usize = 8 * 1024 * 1024;
 /// The most memory that a request body may take as values of JSON, its texts left out: a body of many small ones takes a hundred
 /// times its length. So much may be read at once of all bodies together. 340,000 token ids are as much.
 pub const MAX_BODY_JSON_BYTES: usize = 24 * 1024 * 1024;
+/// A body whose values take no more than this is read without waiting for room among those.
+pub const SMALL_BODY_JSON_BYTES: usize = 64 * 1024;
 /// The largest frame on a worker's socket: a body, escaped and framed, fits.
 pub const MAX_FRAME_BYTES: usize = 32 * 1024 * 1024;
 /// The most events a worker puts into one frame.

@@ -1,11 +1,11 @@
 //! Brings model files into a content-addressed cache.
 //!
 //! [`Fetcher::fetch`] answers with a whole file whose SHA-256 is the one asked for, and that alone: from the [`cache`]
-//! when it is there, else over http(s) ([`download`]), going on where a broken connection stopped, or from a file of
+//! when it is there, else over http(s) ([`download`]), which the addresses of stores mean, too ([`stores`]), going on where a broken connection stopped, or from a file of
 //! this machine; one on a volume may be used where it is ([`volume`]). What may pass is tried again for as long as the caller waits; what will not is an error at once, with
 //! what to do. Bytes come only into room that the cache has granted, only from addresses that may be connected to
 //! ([`reach`]), and only while they are those of a GGUF file ([`magic`]). [`Fetcher::peek`] reads a file's first bytes, for a
-//! verdict before the download. One fetch per digest runs at a time, from the source of whoever came last ([`flight`]). Absent: what is in the file ([`crate::gates`]), other sources than http(s), volumes and files.
+//! verdict before the download. One fetch per digest runs at a time, from the source of whoever came last ([`flight`]). Absent: what is in the file ([`crate::gates`]), other sources than these.
 
 mod cache;
 mod connector;

@@ -54,11 +54,11 @@ enum Challenge {
     Bearer { realm: Url },
 }
 
-/// What the one says who hands tokens out.
+/// What the one says who hands tokens out: the token by either name, or by both, as Docker Hub does.
 #[derive(Deserialize)]
 struct TokenAnswer {
-    #[serde(alias = "access_token")]
-    token: String,
+    token: Option<String>,
+    access_token: Option<String>,
 }
 
 /// What to say to a registry that has answered 401 with these headers. `None`: it does not say what it wants.
@@ -69,7 +69,11 @@ pub(super) async fn authorization(
 ) -> Result<Option<Authorization>, FetchError> {
     match challenge(headers) {
         None => Ok(None),
-        Some(Challenge::Basic) => Ok(login.cloned().map(Authorization::Basic)),
+        Some(Challenge::Basic) => {
+            let login =
+                login.map(|login| may_be_sent(target.address, login, target.url).map(|()| login)).transpose()?;
+            Ok(login.cloned().map(Authorization::Basic))
+        }
         Some(Challenge::Bearer { realm }) => {
             let login = login.map(|login| may_be_sent(target.address, login, &realm).map(|()| login)).transpose()?;
             token(target, login, realm).await.map(|token| Some(Authorization::Bearer(token)))
@@ -100,20 +104,20 @@ fn challenge(headers: &HeaderMap) -> Option<Challenge> {
     basic
 }
 
-/// Whether a login may be sent to who hands tokens out.
-fn may_be_sent(address: &str, login: &Login, realm: &Url) -> Result<(), FetchError> {
-    let host = realm.host_str().unwrap_or_default();
-    let port = realm.port_or_known_default().unwrap_or_default();
-    if realm.scheme() == "https" && names(&login.hosts, host, port) {
+/// Whether a login may be sent to the registry itself, or to who hands its tokens out.
+fn may_be_sent(address: &str, login: &Login, to: &Url) -> Result<(), FetchError> {
+    let host = to.host_str().unwrap_or_default();
+    let port = to.port_or_known_default().unwrap_or_default();
+    if to.scheme() == "https" && names(&login.hosts, host, port) {
         return Ok(());
     }
-    let way_out = match realm.scheme() {
+    let way_out = match to.scheme() {
         "https" => "name that host in the annotation gantry.dev/hosts of the Secret, beside the registry's",
         _ => "a login is sent over https:// only",
     };
     Err(FetchError::Permanent(format!(
-        "{address}: its registry has tokens handed out at {}://{host}:{port}; {way_out}, or leave secretRef out",
-        realm.scheme()
+        "{address}: its registry wants the login at {}://{host}:{port}; {way_out}, or leave secretRef out",
+        to.scheme()
     )))
 }
 
@@ -141,7 +145,7 @@ async fn token(target: Target<'_>, login: Option<&Login>, realm: Url) -> Result<
         }
     }
     let answer = serde_json::from_slice::<TokenAnswer>(&body);
-    let token = answer.ok().map(|answer| answer.token).filter(|token| !token.is_empty());
+    let token = answer.ok().and_then(|answer| answer.token.or(answer.access_token)).filter(|token| !token.is_empty());
     token.map(|token| Token::new(&token)).ok_or_else(|| {
         FetchError::temporary(format!("{address}: where its registry has tokens handed out, none is in the answer"))
     })

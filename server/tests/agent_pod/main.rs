@@ -13,6 +13,8 @@ mod files;
 mod gguf;
 mod pod;
 mod prefixes;
+#[path = "../http/s3.rs"]
+mod s3;
 #[path = "../http/script.rs"]
 mod script;
 mod stores;

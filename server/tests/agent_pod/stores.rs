@@ -1,6 +1,5 @@
 //! Fetching from stores: a server of S3's and a registry in this process, and what stands in for Hugging Face's.
 
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
@@ -13,17 +12,13 @@ use gantry_server::fetch::{
     Cache, CachedModel, Credential, Digest, FetchError, FetchProgress, Fetcher, Login, S3Key, Source, StoreSettings,
     Token,
 };
-use hyper::server::conn::http1;
-use hyper_util::rt::TokioIo;
-use s3s::auth::SimpleAuth;
-use s3s::service::S3ServiceBuilder;
-use s3s_fs::FileSystem;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::fetch::{HERE, digest};
 use crate::files::{Fault, FileServer};
+use crate::s3::s3;
 
 fn content() -> Vec<u8> {
     let rest = (0..300_000_u32).map(|i| i.wrapping_mul(2_654_435_761).to_be_bytes()[0]);
@@ -41,23 +36,6 @@ async fn fetch(source: &Source, digest: Digest) -> Result<Vec<u8>, FetchError> {
 fn at(address: &str, endpoint: &str, digest: Digest) -> Source {
     let settings = StoreSettings { endpoint: Some(endpoint), region: Some("eu-central-1") };
     Source::of_store(address, settings, Some(digest)).unwrap()
-}
-
-/// A server of S3's on a folder, whose requests must be signed with this key.
-async fn s3(folder: &Path, key: &str, secret: &str) -> String {
-    let mut service = S3ServiceBuilder::new(FileSystem::new(folder).unwrap());
-    service.set_auth(SimpleAuth::from_single(key, secret));
-    let service = service.build();
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move {
-        loop {
-            let (stream, _) = listener.accept().await.unwrap();
-            let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service.clone());
-            tokio::spawn(async move { drop(connection.await) });
-        }
-    });
-    url
 }
 
 #[tokio::test]
@@ -166,7 +144,10 @@ async fn registry(content: &[u8], challenge: &str, authorization: &'static str) 
         "/token",
         get(|request: Request| async move {
             match request.uri().query() {
-                Some("service=here&scope=repository%3Aorg%2Fm%3Apull") => r#"{"token":"for-a-moment"}"#.into_response(),
+                Some("service=here&scope=repository%3Aorg%2Fm%3Apull") => {
+                    // Both, as Docker Hub has it.
+                    r#"{"token":"for-a-moment","access_token":"for-a-moment","expires_in":300}"#.into_response()
+                }
                 _ => StatusCode::FORBIDDEN.into_response(),
             }
         }),
@@ -210,6 +191,13 @@ async fn a_registry_that_refuses_is_told_with_what_to_do() {
         assert!(matches!(error, FetchError::Permanent(_)) && told.contains("give a login with secretRef"), "{told}");
         assert!(told.starts_with("oci://registry/org/m:v1 answers 40"), "{told}");
     }
+    // Nor does it get a login over http:// by asking for that itself.
+    let endpoint = registry(&content, r#"Basic realm="here""#, "Bearer nobody-has-it").await;
+    let login = Login { user: "me".to_owned(), password: Token::new("hush"), hosts: "127.0.0.1".to_owned() };
+    let source = at("oci://registry/org/m:v1", &endpoint, digest(&content)).with_credential(Credential::Login(login));
+    let told = fetch(&source, digest(&content)).await.unwrap_err().to_string();
+    assert!(told.contains("a login is sent over https:// only") && !told.contains("hush"), "{told}");
+
     let metadata = r#"Bearer realm="http://169.254.169.254/latest/api/token""#;
     let endpoint = registry(&content, metadata, "Bearer nobody-has-it").await;
     let told = fetch(&at("oci://registry/org/m:v1", &endpoint, digest(&content)), digest(&content)).await.unwrap_err();

@@ -33,6 +33,7 @@ mod real_models;
 mod reference;
 mod responses;
 mod restarts;
+mod s3;
 mod scores;
 mod script;
 mod server;

@@ -3,14 +3,10 @@
 use std::path::Path;
 
 use gantry_server::limits::MAX_BACKGROUND_RESPONSES;
-use hyper::server::conn::http1;
-use hyper_util::rt::TokioIo;
 use reqwest::{Method, RequestBuilder};
-use s3s::auth::SimpleAuth;
-use s3s::service::S3ServiceBuilder;
-use s3s_fs::FileSystem;
 use serde_json::{Value, json};
 
+use crate::s3::s3;
 use crate::server::{Events, Server, await_condition};
 
 const RESPONSES: &str = "/v1/responses";
@@ -155,27 +151,10 @@ async fn two_servers_share_what_they_keep() {
     one_goes_on_from_what_the_other_answered(&one, &other).await;
 }
 
-/// A server of S3's in this process, on a folder that holds one bucket.
-async fn s3(folder: &Path, key: &str, secret: &str) -> String {
-    std::fs::create_dir(folder.join("bucket")).unwrap();
-    let mut service = S3ServiceBuilder::new(FileSystem::new(folder).unwrap());
-    service.set_auth(SimpleAuth::from_single(key, secret));
-    let service = service.build();
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move {
-        loop {
-            let (stream, _) = listener.accept().await.unwrap();
-            let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service.clone());
-            tokio::spawn(async move { drop(connection.await) });
-        }
-    });
-    url
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bucket_is_as_good_as_a_directory() {
     let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("bucket")).unwrap();
     let endpoint = s3(folder.path(), "id", "a-secret").await;
     let variables = [
         ("AWS_ENDPOINT", endpoint.as_str()),

@@ -31,15 +31,16 @@ use gantry_core::{
 use gantry_engine::Pooling;
 use gantry_responses::{ResolvedRequest, ResponseId, StoredResponses, decode_responses};
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::App;
 use super::body;
-use super::budget::Share;
+use super::budget::{Share, Short};
 use super::errors::{Failure, unanswered};
 use super::middleware::CountedLater;
 use super::stored::{Asker, Keep};
-use crate::limits::{BODY_BUDGET_WAIT, EMBEDDING_ANSWER_BYTES_PER_NUMBER, MAX_BODY_JSON_BYTES};
+use crate::limits::{BODY_BUDGET_WAIT, EMBEDDING_ANSWER_BYTES_PER_NUMBER, MAX_BODY_JSON_BYTES, SMALL_BODY_JSON_BYTES};
 use crate::metrics::Route;
 use crate::output::Collected;
 use crate::response_store::unix_seconds;
@@ -227,8 +228,8 @@ fn renamed(error: GenerationError, encoder: &impl PooledEncoder) -> GenerationEr
     }
 }
 
-/// Reads a request's head and body, and has the body decoded.
-/// Reads a request. The last part is to be kept for as long as what was decoded holds values of JSON.
+/// Reads a request's head and body, and has the body decoded. The last part is to be kept for as long as what was decoded
+/// holds values of JSON.
 async fn read<D>(
     app: &App,
     request: Request,
@@ -253,9 +254,16 @@ async fn room_to_decode(app: &App, body: &[u8]) -> Result<Option<OwnedSemaphoreP
         );
         return Err(ApiError::new(413, ErrorKind::InvalidRequestError, ErrorCode::RequestTooLarge, message).into());
     }
+    // Of these no more are made at a time than there are threads, and none waits behind a large one.
+    if bytes <= SMALL_BODY_JSON_BYTES {
+        return Ok(None);
+    }
     let kib = u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX);
-    // Nobody closes it.
-    Ok(Arc::clone(&app.decoding).acquire_many_owned(kib).await.ok())
+    match timeout(BODY_BUDGET_WAIT, Arc::clone(&app.decoding).acquire_many_owned(kib)).await {
+        // Nobody closes it.
+        Ok(permit) => Ok(permit.ok()),
+        Err(_) => Err(Failure::no_room_for_body(Short::Everyone)),
+    }
 }
 
 /// Vectors of so many texts, which are made here, have a limit of their own.
@@ -326,5 +334,35 @@ fn head_of(version: &Version, id: Option<ResponseId>) -> AnswerHead {
         created: unix_seconds(),
         model: version.spec().served_name.clone(),
         version: version.spec().name.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use axum::response::IntoResponse as _;
+
+    use super::*;
+    use crate::api::AppSettings;
+    use crate::front::FrontLimits;
+    use crate::output::Output;
+    use crate::routing::Router;
+
+    /// What holds the room may be a request that waits for a store.
+    #[tokio::test(start_paused = true)]
+    async fn a_small_body_is_decoded_though_large_ones_hold_all_the_room_and_a_large_one_is_told_to_come_again() {
+        let limits = FrontLimits::default();
+        let app = App::new(Router::new(), Output::new(limits.output_bytes), limits, AppSettings::default(), None, None);
+        let large = format!("[{}]", vec!["{}"; 2000].join(","));
+        let first = room_to_decode(&app, large.as_bytes()).await.unwrap();
+        assert!(first.is_some());
+        let rest = u32::try_from(app.decoding.available_permits()).unwrap();
+        let rest = Arc::clone(&app.decoding).acquire_many_owned(rest).await.unwrap();
+        assert!(room_to_decode(&app, br#"{"messages": []}"#).await.unwrap().is_none());
+        let refused = room_to_decode(&app, large.as_bytes()).await.map(drop).unwrap_err().into_response();
+        assert_eq!(refused.status(), 503);
+        assert!(refused.headers().contains_key("retry-after"));
+        drop(rest);
+        assert!(room_to_decode(&app, large.as_bytes()).await.unwrap().is_some());
     }
 }
