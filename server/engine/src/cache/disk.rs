@@ -9,10 +9,11 @@
 use std::collections::HashSet;
 use std::fs::{self, DirBuilder};
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -64,9 +65,37 @@ pub(super) struct Counters {
     pub(super) corrupt: AtomicU64,
     pub(super) evictions: AtomicU64,
     pub(super) expirations: AtomicU64,
-    /// Files and their bytes, as they were last counted.
+    /// Files and their bytes, as [`IndexGuard`] left them.
     entries: AtomicU64,
     bytes: AtomicU64,
+}
+
+/// The index, held. What it then holds is counted as it is given back, so that who asks for the counts waits for nobody: the
+/// engine's thread asks, and another may wait for the disk with the index.
+pub(super) struct IndexGuard<'a> {
+    index: MutexGuard<'a, Index>,
+    counters: &'a Counters,
+}
+
+impl Deref for IndexGuard<'_> {
+    type Target = Index;
+
+    fn deref(&self) -> &Index {
+        &self.index
+    }
+}
+
+impl DerefMut for IndexGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Index {
+        &mut self.index
+    }
+}
+
+impl Drop for IndexGuard<'_> {
+    fn drop(&mut self) {
+        self.counters.entries.store(self.index.len() as u64, Relaxed);
+        self.counters.bytes.store(self.index.bytes(), Relaxed);
+    }
 }
 
 /// What the engine's thread and the writer's have in common.
@@ -89,8 +118,9 @@ pub(super) struct Shared {
 
 impl Shared {
     /// Never held over I/O, but for [`Shared::forget_if_gone`].
-    pub(super) fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn index(&self) -> IndexGuard<'_> {
+        let index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
+        IndexGuard { index, counters: &self.counters }
     }
 
     /// The blocks that memory holds, for those who read ahead.
@@ -152,7 +182,7 @@ impl DiskTier {
     /// Opens the directory, makes it when it is not there, and finds what this model left in it.
     pub(super) fn open(config: &DiskCacheConfig, own: Fingerprint, ttl: Option<Duration>) -> Result<Self, CacheError> {
         let refused = |source: io::Error| CacheError::Disk { dir: config.dir.clone(), source };
-        let mut shared = Shared {
+        let shared = Shared {
             dir: config.dir.clone(),
             own,
             max_bytes: config.max_bytes,
@@ -169,7 +199,7 @@ impl DiskTier {
         let stop = Stop::At(Instant::now() + Duration::from_millis(START_SCAN_MS));
         let mut found = Index::default();
         scan_model(&shared, own, &stop, &mut found).map_err(refused)?;
-        shared.index = Mutex::new(found);
+        *shared.index() = found;
         let shared = Arc::new(shared);
         let (jobs, queue) = crossbeam_channel::bounded(WRITE_QUEUE_BLOCKS);
         let writer = std::thread::Builder::new().name("gantry-kv-disk".into());
@@ -240,20 +270,9 @@ impl DiskTier {
 
     pub(super) fn stats(&self) -> DiskStats {
         let counters = &self.shared.counters;
-        // The engine's thread asks, and somebody may wait for the disk with the index: then as it was.
-        let index = match self.shared.index.try_lock() {
-            Ok(index) => Some(index),
-            Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        };
-        if let Some(index) = index {
-            counters.entries.store(index.len() as u64, Relaxed);
-            counters.bytes.store(index.bytes(), Relaxed);
-        }
-        let (entries, bytes) = (counters.entries.load(Relaxed), counters.bytes.load(Relaxed));
         DiskStats {
-            entries,
-            bytes,
+            entries: counters.entries.load(Relaxed),
+            bytes: counters.bytes.load(Relaxed),
             limit_bytes: self.shared.max_bytes,
             hits: counters.hits.load(Relaxed),
             read_bytes: counters.read_bytes.load(Relaxed),
