@@ -232,11 +232,11 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
         (source(json!({"uri": "ftp://models/m.gguf"})), "use an address that starts with https://"),
         (
             source(json!({"uri": "hf://org/repo@main/m.gguf", "sha256": null})),
-            "use an address that starts with https://",
+            "an address that changes is no name of a file",
         ),
         (
             source(json!({"uri": "oci://registry/repo:latest", "sha256": null})),
-            "use an address that starts with https://",
+            "an address that changes is no name of a file",
         ),
         (
             source(json!({"uri": null, "pvc": {"claimName": "c", "path": "../m.gguf"}})),
@@ -295,7 +295,8 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
             "spec.rollout.rollback.signals: give at least one of errorRate",
         ),
         (json!({"spec": {"cache": {"mode": "Node"}}}), "spec.cache.mode: this release carries out None"),
-        (source(json!({"uri": "s3://bucket/m.gguf"})), "this release fetches from https:// and http://"),
+        (source(json!({"uri": "gs://bucket/m.gguf"})), "this release fetches from https://, http://, hf://, s3:// and oci://"),
+        (source(json!({"uri": "s3://bucket"})), "use s3://bucket/path/model.gguf"),
         (
             source(json!({"uri": null, "pvc": {"claimName": "models", "path": "m.gguf"}})),
             "name the claim in spec.pod.modelVolumes as well",
