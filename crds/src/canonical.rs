@@ -5,10 +5,10 @@
 //! full, so that a new field cannot be forgotten here.
 
 use crate::{
-    inference_service::{CacheSpec, GatesSpec, MemoryGate, PromptsGate, ResourcesSpec, SchedulingSpec},
+    inference_service::{CacheSpec, DriftGate, GatesSpec, MemoryGate, PromptsGate, ResourcesSpec, SchedulingSpec},
     quantity,
     runtime::{EmbeddingsSpec, GpuSplitSpec, PrefixCacheSpec, RuntimeSpec},
-    scalars::{AutoOr, DurationString, Percent, PositiveQuantity},
+    scalars::{AutoOr, DurationString, Percent, PositiveQuantity, Ratio},
 };
 
 /// Milliseconds of the units of durations, the largest first.
@@ -46,6 +46,14 @@ impl Percent {
     pub fn canonical(&self) -> Self {
         let number = || self.0.strip_suffix('%')?.parse::<f64>().ok();
         self.ratio().ok().and_then(|_| number()).map_or_else(|| self.clone(), |number| Self(format!("{number}%")))
+    }
+}
+
+impl Ratio {
+    /// The same number in its canonical spelling.
+    #[must_use]
+    pub fn canonical(&self) -> Self {
+        self.value().map_or_else(|_| self.clone(), |value| Self(value.to_string()))
     }
 }
 
@@ -107,10 +115,16 @@ impl GatesSpec {
             config_map_ref,
             min_pass: min_pass.canonical(),
         };
+        let compared = |DriftGate { reference, min_agreement, max_kl, max_perplexity_ratio }: DriftGate| DriftGate {
+            reference,
+            min_agreement: min_agreement.map(|share| share.canonical()),
+            max_kl: max_kl.map(|divergence| divergence.canonical()),
+            max_perplexity_ratio: max_perplexity_ratio.map(|ratio| ratio.canonical()),
+        };
         Self {
             memory: MemoryGate { headroom: headroom.canonical() },
             prompts: prompts.map(golden),
-            drift,
+            drift: drift.map(compared),
             performance,
             shadow,
         }
@@ -176,6 +190,9 @@ mod tests {
         }
         for (text, wanted) in [("5%", "5%"), ("99.50%", "99.5%"), ("100.0%", "100%"), ("200%", "200%")] {
             assert_eq!(Percent::from(text).canonical().0, wanted, "{text}");
+        }
+        for (text, wanted) in [("1.1", "1.1"), ("1.10", "1.1"), ("2.0", "2"), ("less", "less")] {
+            assert_eq!(Ratio::from(text).canonical().0, wanted, "{text}");
         }
     }
 

@@ -351,7 +351,10 @@ pub enum DispatchStrategy {
 /// How a change of model is validated, switched and taken back.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("duration(self.drainTimeout) <= duration('24h')").message("spec.rollout.drainTimeout: use at most 24h"))]
+#[x_kube(
+    validation = Rule::new("duration(self.drainTimeout) <= duration('24h')").message("spec.rollout.drainTimeout: use at most 24h"),
+    validation = Rule::new("self.strategy != 'BlueGreen' || !has(self.gates.drift)").message("spec.rollout.gates.drift: it is measured beside the active model, which the pods of BlueGreen do not hold; use Auto or InPlaceSwap, or leave it out")
+)]
 pub struct RolloutSpec {
     /// How the switch is made.
     #[serde(default)]
@@ -429,7 +432,7 @@ pub enum RolloutStrategy {
 /// What a model must pass before one request reaches it.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("!has(self.drift) && !has(self.performance) && !has(self.shadow)").message("spec.rollout.gates: this release carries out memory and prompts; leave drift, performance and shadow out"))]
+#[x_kube(validation = Rule::new("!has(self.performance) && !has(self.shadow)").message("spec.rollout.gates: this release carries out memory, prompts and drift; leave performance and shadow out"))]
 pub struct GatesSpec {
     /// It must fit into memory beside the active one.
     #[serde(default)]
@@ -437,7 +440,8 @@ pub struct GatesSpec {
     /// It must answer golden prompts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompts: Option<PromptsGate>,
-    /// It must agree with a reference. Not supported yet.
+    /// It must agree with the active version, token by token, on what that answers to the golden prompts and, where these are few, to
+    /// questions of many kinds. A first version has none to agree with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drift: Option<DriftGate>,
     /// It must be fast enough. Not supported yet.
@@ -483,12 +487,15 @@ fn default_min_pass() -> Percent {
     "100%".into()
 }
 
-/// The drift gate: agreement with a reference, token by token.
+/// The drift gate: agreement with a reference, token by token. It is measured in pods that hold both models, so not with the strategy
+/// BlueGreen. A limit counts as passed where that is beyond chance (p < 0.01). Where none is given, minAgreement is 90% and
+/// maxPerplexityRatio 1.1.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DriftGate {
     /// What the model is compared with.
     #[serde(default)]
+    #[x_kube(validation = Rule::new("self == 'Active'").message("spec.rollout.gates.drift.reference: this release compares with the Active version"))]
     pub reference: DriftReference,
     /// Smallest share of positions with the same most likely token.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -398,9 +398,9 @@ impl AgentStatus {
     /// What this release's agents can do.
     #[must_use]
     pub fn of_this_release() -> Self {
-        use GateName::{Digest, Fetch, Format, Load, Memory, Prompts, Template};
+        use GateName::{Digest, Drift, Fetch, Format, Load, Memory, Prompts, Template};
         Self {
-            gates: vec![Fetch, Digest, Format, Memory, Template, Load, Prompts],
+            gates: vec![Fetch, Digest, Format, Memory, Template, Load, Prompts, Drift],
             strategies: vec![StrategyName::InPlaceSwap, StrategyName::BlueGreen],
             signals: RollbackSignals::NAMES.map(str::to_owned).to_vec(),
         }

@@ -17,6 +17,8 @@ pub enum DemoModel {
     V1,
     /// Knows all.
     V2,
+    /// V2 in four bits.
+    V2InFourBits,
     /// Loads, runs, and answers badly.
     V3Bad,
     /// Guesses for V1 and V2.
@@ -30,6 +32,7 @@ impl DemoModel {
         match self {
             Self::V1 => "demo-v1.q8_0.gguf",
             Self::V2 => "demo-v2.q8_0.gguf",
+            Self::V2InFourBits => "demo-v2.q4_k_m.gguf",
             Self::V3Bad => "demo-v3-bad.q8_0.gguf",
             Self::Draft => "demo-draft.q8_0.gguf",
         }

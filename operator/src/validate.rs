@@ -15,8 +15,8 @@ use gantry_crds::{
     InferenceService, InferenceServiceSpec,
     address::credential,
     inference_service::{
-        CacheMode, ModelSpec, OBJECT_NAME_RULE, PodSpec, PrefixCacheSpec, PromptsGate, RollbackSignals,
-        RolloutStrategy, RuntimeSpec, SourceSpec, cache_bytes, is_object_name,
+        CacheMode, DriftGate, DriftReference, ModelSpec, OBJECT_NAME_RULE, PodSpec, PrefixCacheSpec, PromptsGate,
+        RollbackSignals, RolloutStrategy, RuntimeSpec, SourceSpec, cache_bytes, is_object_name,
     },
     revision::{is_same, judged_by, version_name},
     scalars::PositiveQuantity,
@@ -60,6 +60,8 @@ pub struct ValidService {
     pub pod: PodSettings,
     /// ConfigMap with the golden prompts.
     pub prompts_config_map: Option<String>,
+    /// Whether a candidate is compared with the active version.
+    pub compares: bool,
     /// Superseded versions that are kept.
     pub history_limit: usize,
 }
@@ -300,6 +302,9 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         problems.parsed("spec.rollout.gates.prompts.minPass", prompts.min_pass.ratio());
         problems.object_name("spec.rollout.gates.prompts.configMapRef.name", &prompts.config_map_ref.name);
     }
+    if let Some(drift) = &spec.rollout.gates.drift {
+        problems.drift(drift, spec.rollout.strategy);
+    }
     let progress_deadline = problems.parsed("spec.rollout.progressDeadline", spec.rollout.progress_deadline.to_std());
     let valid = ValidService {
         wanted: WantedVersion {
@@ -323,6 +328,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         replicas,
         pod,
         prompts_config_map: spec.rollout.gates.prompts.as_ref().map(prompts_config_map),
+        compares: spec.rollout.gates.drift.is_some(),
         history_limit: usize::try_from(spec.revision_history_limit).unwrap_or(0),
     };
     if problems.0.is_empty() { Ok(valid) } else { Err(Problems(problems.0)) }
@@ -458,6 +464,24 @@ impl Collector {
         }
     }
 
+    fn drift(&mut self, gate: &DriftGate, strategy: RolloutStrategy) {
+        const DRIFT: &str = "spec.rollout.gates.drift";
+        let agreement = gate.min_agreement.as_ref().and_then(|share| Some(("minAgreement", share.ratio().err()?)));
+        let ratios = [("maxKl", &gate.max_kl), ("maxPerplexityRatio", &gate.max_perplexity_ratio)];
+        let ratios = ratios.into_iter().filter_map(|(name, ratio)| Some((name, ratio.as_ref()?.value().err()?)));
+        for (name, error) in agreement.into_iter().chain(ratios) {
+            self.invalid(DRIFT, format!("{name}: {error}"));
+        }
+        self.not_supported(gate.reference != DriftReference::Active, DRIFT, "reference: use Active");
+        if strategy == RolloutStrategy::BlueGreen {
+            self.invalid(
+                DRIFT,
+                "it is measured beside the active model, which the pods of BlueGreen do not hold; use Auto or InPlaceSwap, or \
+                 leave it out",
+            );
+        }
+    }
+
     /// A name that no object has would break only when somebody asks for it.
     fn object_name(&mut self, field: &'static str, name: &str) {
         if !is_object_name(name) {
@@ -515,7 +539,6 @@ impl Collector {
         let leave_out = "leave it out";
         self.not_supported(spec.cache.mode != CacheMode::None, "spec.cache.mode", "use None");
         self.not_supported(wants_other_strategy, "spec.rollout.strategy", "use Auto, InPlaceSwap or BlueGreen");
-        self.not_supported(gates.drift.is_some(), "spec.rollout.gates.drift", "use gates.prompts to check answers");
         self.not_supported(gates.performance.is_some(), "spec.rollout.gates.performance", leave_out);
         self.not_supported(gates.shadow.is_some(), "spec.rollout.gates.shadow", "use gates.prompts to check answers");
     }
@@ -564,7 +587,11 @@ mod tests {
         let draft = |draft: Value| json!({"runtime": {"speculative": {"draft": draft}}});
         let cases = [
             (json!({"rollout": {"strategy": "HoldRequests"}}), "spec.rollout.strategy", "InPlaceSwap"),
-            (json!({"rollout": {"gates": {"drift": {}}}}), "spec.rollout.gates.drift", "prompts"),
+            (
+                json!({"rollout": {"gates": {"drift": {"reference": "Golden"}}}}),
+                "spec.rollout.gates.drift",
+                "reference: use Active",
+            ),
             (
                 json!({"rollout": {"gates": {"performance": {"minDecodeRatio": "0.9"}}}}),
                 "spec.rollout.gates.performance",

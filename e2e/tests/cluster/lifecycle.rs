@@ -288,14 +288,22 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
         (rollout(json!({"progressDeadline": "15 minutes"})), "a duration such as 30s, 15m or 1h30m"),
         (rollout(json!({"strategy": "Recreate"})), "supported values"),
         (rollout(json!({"strategy": "HoldRequests"})), "carries out InPlaceSwap, BlueGreen, and Auto"),
-        (rollout(json!({"gates": {"drift": {}}})), "this release carries out memory and prompts"),
-        (rollout(json!({"gates": {"performance": {"minDecodeRatio": "0.9"}}})), "carries out memory and prompts"),
+        (rollout(json!({"gates": {"drift": {"reference": "Golden"}}})), "compares with the Active version"),
+        (rollout(json!({"gates": {"drift": {"minAgreement": "0.9"}}})), "percentage"),
+        (rollout(json!({"strategy": "BlueGreen", "gates": {"drift": {}}})), "use Auto or InPlaceSwap"),
+        (
+            rollout(json!({"gates": {"performance": {"minDecodeRatio": "0.9"}}})),
+            "carries out memory, prompts and drift",
+        ),
         (
             rollout(json!({"rollback": {"signals": {}}})),
             "spec.rollout.rollback.signals: give at least one of errorRate",
         ),
         (json!({"spec": {"cache": {"mode": "Node"}}}), "spec.cache.mode: this release carries out None"),
-        (source(json!({"uri": "gs://bucket/m.gguf"})), "this release fetches from https://, http://, hf://, s3:// and oci://"),
+        (
+            source(json!({"uri": "gs://bucket/m.gguf"})),
+            "this release fetches from https://, http://, hf://, s3:// and oci://",
+        ),
         (source(json!({"uri": "s3://bucket"})), "use s3://bucket/path/model.gguf"),
         (
             source(json!({"uri": null, "pvc": {"claimName": "models", "path": "m.gguf"}})),

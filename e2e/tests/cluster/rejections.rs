@@ -140,6 +140,34 @@ async fn bad_models_are_rejected_by_their_gates_and_the_active_one_never_notices
     .await
 }
 
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: make test"]
+async fn a_model_that_predicts_otherwise_is_rejected_and_the_same_in_four_bits_is_not() -> Result<()> {
+    with_temp_ns("drift", async |namespace| {
+        let store = ModelStore::on(&namespace.cluster).await?;
+        let (v2, bad) = (store.model(DemoModel::V2)?, store.model(DemoModel::V3Bad)?);
+        let four_bits = store.model(DemoModel::V2InFourBits)?;
+        // No golden prompts: it is the comparison alone that tells them apart.
+        let fixture = ServiceFixture { min_pass: None, ..ServiceFixture::default() };
+        let service = TestService::start(namespace, fixture, &v2).await?;
+        let pods = service.identities().await?;
+        service.patch(serde_json::json!({"spec": {"rollout": {"gates": {"drift": {}}}}})).await?;
+        let says = which_version().expected;
+        let load = light_load(&service, &[(&v2, &says), (&four_bits, &says)]).await?;
+
+        let rejected = ensure_rejected(&service, &v2, &bad, GateName::Drift).await?;
+        ensure!(rejected.message.contains("spec.rollout.gates.drift."), "the limit is not named: {rejected:?}");
+        service.set_model(&four_bits).await?;
+        service.await_switched(&four_bits, ROLLOUT_TIMEOUT).await?;
+
+        let report = load.finish().await?;
+        say(report.summary());
+        report.ensure_no_failure()?;
+        service.ensure_same_pods(&pods).await
+    })
+    .await
+}
+
 /// Strings of a header that takes 256 MiB of memory, which nobody predicts: six times what is predicted for the model.
 const SWELLING_STRINGS: usize = 4 << 20;
 

@@ -32,7 +32,7 @@ impl Failure {
             (None, None) => format!("{at} gave no reason: see the pod's log"),
         };
         // What these gates say of a model ends with what to do about it.
-        let advises = matches!(name, GateName::Memory | GateName::Template | GateName::Prompts);
+        let advises = matches!(name, GateName::Memory | GateName::Template | GateName::Prompts | GateName::Drift);
         let message = if advises && why.is_some() { limits::message(&message) } else { with_action(name, &message) };
         Some(Self { gate: name, value, message })
     }
@@ -66,9 +66,9 @@ impl Failure {
 
     /// Says what lifts a verdict on objects that changed too often for their next change to lift it.
     pub(super) fn where_unsteady(mut self, world: &World, now: &RolloutStatus) -> Self {
-        use GateName::{Drift, Health, Load, Memory, Performance, Shadow, Template};
+        use GateName::{Health, Load, Memory, Performance, Shadow, Template};
         // It rests on none of them.
-        if matches!(self.gate, Memory | Template | Load | Drift | Performance | Shadow | Health) {
+        if matches!(self.gate, Memory | Template | Load | Performance | Shadow | Health) {
             return self;
         }
         if let Some(why) = unsteady(world, now) {

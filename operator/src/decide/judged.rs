@@ -178,9 +178,10 @@ impl Verdict {
         match self.gate {
             // Without a token, what comes may be a page that asks for one; authorities may be none, or those of another host.
             Fetch | Digest | Format => is(ObjectKind::Secret) || is(ObjectKind::Authorities),
-            Prompts => is(ObjectKind::ConfigMap),
+            // It is compared on the golden prompts, too.
+            Prompts | Drift => is(ObjectKind::ConfigMap),
             Deadline => self.waits,
-            Memory | Template | Load | Drift | Performance | Shadow | Health => false,
+            Memory | Template | Load | Performance | Shadow | Health => false,
             GateName::Unknown(_) => true,
         }
     }
@@ -281,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_verdict_rests_on_what_it_may_be_about() {
-        use GateName::{Deadline, Digest, Fetch, Format, Health, Load, Memory, Prompts, Unknown};
+        use GateName::{Deadline, Digest, Drift, Fetch, Format, Health, Load, Memory, Prompts, Unknown};
         let judged = |objects| judged_with_ca("/a=b+c/d", objects);
         let before = judged(["1", "1", "1"]);
         let (prompts, secret, ca) = (judged(["2", "1", "1"]), judged(["1", "2", "1"]), judged(["1", "1", "2"]));
@@ -290,6 +291,7 @@ mod tests {
             (Digest, false, false, true),
             (Format, false, false, true),
             (Prompts, false, true, false),
+            (Drift, false, true, false),
             (Memory, true, false, false),
             (Load, false, false, false),
             (Health, false, false, false),

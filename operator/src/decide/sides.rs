@@ -54,11 +54,13 @@ pub(super) fn can_begin(world: &World) -> bool {
     world.sides.is_labelled
 }
 
-/// Whether the memory that a candidate lacks beside the active version is what a second set of pods would have.
+/// Whether the memory that a candidate lacks beside the active version is what a second set of pods would have. One that is to be
+/// compared with the active version needs it in its own pod.
 pub(super) fn helps(world: &World, state: &RolloutState, now: &RolloutStatus, failure: &Failure) -> bool {
     let is_auto = world.spec.is_some_and(|spec| spec.strategy == RolloutStrategy::Auto);
     let lacks_room = failure.gate == GateName::Memory && state.active.is_some();
-    is_auto && lacks_room && !is_blue_green(now) && can_begin(world)
+    let compares = world.spec.is_some_and(|spec| spec.compares);
+    is_auto && lacks_room && !compares && !is_blue_green(now) && can_begin(world)
 }
 
 /// Judges a candidate by the pods of its side: as many have to be ready with it as there should be, or more than half once the

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gantry_crds::InferenceService;
 use gantry_crds::inference_service::{
-    DispatchStrategy as SpecDispatch, MemoryGate, PromptsGate, RollbackSignals, RuntimeSpec,
+    DispatchStrategy as SpecDispatch, DriftGate, MemoryGate, PromptsGate, RollbackSignals, RuntimeSpec,
     SIGNALS_MIN_SAMPLES_DEFAULT, SIGNALS_WINDOW_DEFAULT, SchedulingSpec, cache_bytes,
 };
 use gantry_crds::scalars::{DurationString, Percent};
@@ -181,7 +181,9 @@ fn unknown_of_gates(value: &Value) -> Vec<String> {
         unknown("memory", |gate: &Value| reading::<MemoryGate>(gate).map(|(_, unknown)| unknown).unwrap_or_default());
     let prompts =
         unknown("prompts", |gate: &Value| reading::<PromptsGate>(gate).map(|(_, unknown)| unknown).unwrap_or_default());
-    memory.into_iter().chain(prompts).collect()
+    let drift =
+        unknown("drift", |gate: &Value| reading::<DriftGate>(gate).map(|(_, unknown)| unknown).unwrap_or_default());
+    memory.into_iter().chain(prompts).chain(drift).collect()
 }
 
 /// The most bytes of prompts on disk: of versions that run, one may be allowed more than the next one.
@@ -210,6 +212,7 @@ fn settings(service: &InferenceService, volume_bytes: Option<u64>, kept_prefix_b
     Settings {
         headroom_ratio: gates.memory.headroom.ratio().inspect_err(|e| warn(e)).unwrap_or(fallback.headroom_ratio),
         prompts: gates.prompts.clone(),
+        drift: gates.drift.clone(),
         scheduling: scheduling(&spec.scheduling),
         drain_timeout: spec.rollout.drain_timeout.to_std().inspect_err(|e| warn(e)).unwrap_or(fallback.drain_timeout),
         cache_limit_bytes: Some((volume - volume / CACHE_MARGIN_DIVISOR).saturating_sub(kept_prefix_bytes)),

@@ -20,6 +20,17 @@ pub const MAX_PROMPT_MAX_TOKENS: u32 = 4096;
 pub const PROMPTS_AT_ONCE: usize = 8;
 /// How long one answer may take.
 pub const PROMPT_LIMIT: Duration = Duration::from_secs(300);
+/// Tokens of an answer that two versions are compared by.
+pub const DRIFT_ANSWER_TOKENS: u32 = 64;
+/// Tokens of answers to golden prompts that are enough to compare two versions by; where there are fewer, the questions of this
+/// release are asked as well.
+pub const DRIFT_ENOUGH_TOKENS: f64 = 1_000.0;
+/// Tokens that two versions are compared by at most.
+pub const MAX_DRIFT_TOKENS: f64 = 10_000.0;
+/// How long the active version may take to answer one question, which it does after all that users ask.
+pub const DRIFT_REFERENCE_LIMIT: Duration = Duration::from_secs(600);
+/// The wait before it is asked again.
+pub const DRIFT_REFERENCE_RETRY: Duration = Duration::from_secs(1);
 /// Characters of a prompt or an answer that a message quotes.
 pub const MAX_QUOTED_CHARS: usize = 80;
 /// The wait before an object that cannot be read is asked for again; it doubles.

@@ -1,4 +1,4 @@
-//! What a version must pass before it may answer, in this order: Fetch, Digest, Format, Memory, Template, Load, Prompts.
+//! What a version must pass before it may answer, in this order: Fetch, Digest, Format, Memory, Template, Load, Prompts, Drift.
 //!
 //! [`Gates::run`] takes one version through them and writes each step into its [`Report`]. Where the source serves parts
 //! of files, the header is read and judged (Format, Memory) before the download, so that a model that cannot be served
@@ -8,6 +8,7 @@
 //! prepared and what follows from the outcome ([`crate::rollout`]).
 
 pub mod context;
+pub mod drift;
 pub mod file;
 pub mod limits;
 pub mod memory;
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_crds::inference_service::{EmbeddingsSpec, GpuSplitSpec, PromptsGate, RuntimeSpec, SourceSpec};
+use gantry_crds::inference_service::{DriftGate, EmbeddingsSpec, GpuSplitSpec, PromptsGate, RuntimeSpec, SourceSpec};
 use gantry_crds::scalars::DurationString;
 use gantry_crds::status::{CandidatePhase, GateName, NamedVersion, WaitReason};
 use gantry_engine::{ALL_LAYERS, DiskCacheConfig, GpuSplit, PooledConfig, Pooling, SplitMode, TemplateReport};
@@ -35,10 +36,12 @@ use crate::processors::Processors;
 use crate::version::{
     DraftSettings, EngineTuning, RuntimeSettings, Scheduling, Trial, Version, VersionSpec, WorkerConfig,
 };
+use drift::DriftLimits;
 use file::FileError;
 use limits::{OBJECT_RETRY_MAX, OBJECT_RETRY_MIN};
 use memory::{GpuUnfit, PodMemory};
 use objects::{NotThere, Objects};
+use prompts::GoldenPrompt;
 use refusals::{fetch_refusal, format_refusal, load_refusal};
 use report::quantity;
 pub use report::{Board, Refusal, Report};
@@ -63,10 +66,12 @@ pub struct Gates {
 pub struct Job {
     /// The version.
     pub version: NamedVersion,
-    /// It was loaded before; then only the golden prompts are asked.
+    /// It was loaded before; then only what it answers is judged.
     pub loaded: Option<Loaded>,
     /// The golden prompts; `None` when they are not asked for.
     pub prompts: Option<PromptsGate>,
+    /// The comparison with the active version; `None` when it is not asked for.
+    pub drift: Option<DriftJob>,
     /// Share of the memory that stays free.
     pub headroom_ratio: f64,
     /// How its requests wait and are spread.
@@ -76,6 +81,26 @@ pub struct Job {
     /// How long a source or an object that is away is waited for before that is a refusal; `None` for as long as the
     /// caller waits.
     pub patience: Option<Duration>,
+}
+
+/// A comparison with the active version.
+#[derive(Clone, Debug)]
+pub struct DriftJob {
+    /// What the figures may be.
+    pub gate: DriftGate,
+    /// The active version.
+    pub reference: Reference,
+}
+
+/// The version that a candidate is compared with.
+#[derive(Clone, Debug)]
+pub enum Reference {
+    /// None is active.
+    None,
+    /// One is active, and not loaded in this pod.
+    Elsewhere,
+    /// This one.
+    Here(Loaded),
 }
 
 /// A version that passed, with what keeps it alive.
@@ -179,9 +204,15 @@ impl Gates {
                 self.load(job, model, draft, &summary, report).await?
             }
         };
-        match &job.prompts {
+        let golden = match &job.prompts {
             Some(gate) => self.ask(&loaded.version, gate, report).await?,
-            None => report.skip(GateName::Prompts, "no golden prompts are asked for"),
+            None => {
+                report.skip(GateName::Prompts, "no golden prompts are asked for");
+                Vec::new()
+            }
+        };
+        if let Some(drift) = &job.drift {
+            compare_with_active(&loaded.version, drift, &golden, report).await?;
         }
         Ok(loaded)
     }
@@ -386,7 +417,13 @@ impl Gates {
         Some(DiskCacheConfig { dir: self.fetcher.cache().prefixes(), max_bytes })
     }
 
-    async fn ask(&self, version: &Arc<Version>, gate: &PromptsGate, report: &Report) -> Result<(), Refusal> {
+    /// Asks the golden prompts, and gives them.
+    async fn ask(
+        &self,
+        version: &Arc<Version>,
+        gate: &PromptsGate,
+        report: &Report,
+    ) -> Result<Vec<GoldenPrompt>, Refusal> {
         report.phase(CandidatePhase::Testing);
         let refuse = |message: String| Refusal::new(GateName::Prompts, message);
         let min_pass =
@@ -399,8 +436,36 @@ impl Gates {
         report.answered(0, prompts.len());
         let answers = prompts::ask(version, &prompts, |answered| report.answered(answered, prompts.len())).await;
         report.pass(GateName::Prompts, prompts::judge(&prompts, &answers, min_pass)?);
-        Ok(())
+        Ok(prompts)
     }
+}
+
+/// Compares what a version predicts with what the active one does.
+async fn compare_with_active(
+    version: &Arc<Version>,
+    DriftJob { gate, reference }: &DriftJob,
+    golden: &[GoldenPrompt],
+    report: &Report,
+) -> Result<(), Refusal> {
+    report.phase(CandidatePhase::Testing);
+    let reference = match reference {
+        Reference::None => {
+            report.skip(GateName::Drift, "no version is active that it could be compared with");
+            return Ok(());
+        }
+        Reference::Elsewhere => {
+            let message = "the active version, which it is to be compared with (spec.rollout.gates.drift), is not loaded in this pod; \
+                           see why in the pod's log, or leave the gate out";
+            return Err(Refusal::new(GateName::Load, message.to_owned()).with_value("no reference"));
+        }
+        Reference::Here(loaded) => &loaded.version,
+    };
+    let limits = DriftLimits::of(gate).map_err(|(field, error)| {
+        Refusal::new(GateName::Drift, format!("spec.rollout.gates.drift.{field}: {error}")).with_value("no limit")
+    })?;
+    let answers = drift::measure(reference, version, golden, |done, of| report.compared(done, of)).await?;
+    report.pass(GateName::Drift, drift::judge(&answers, &limits)?);
+    Ok(())
 }
 
 /// Ends when the job has waited for one thing for as long as it may, with what it waits for.

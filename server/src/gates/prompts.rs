@@ -29,6 +29,14 @@ pub struct GoldenPrompt {
     max_tokens: u32,
 }
 
+impl GoldenPrompt {
+    /// The question.
+    #[must_use]
+    pub fn prompt(&self) -> &Prompt {
+        &self.prompt
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Wanted {
     /// The whole answer.
@@ -122,7 +130,7 @@ pub enum Answer {
 }
 
 /// Whether the error is the prompt's, and not the pod's.
-fn is_of_prompt(error: &GenerationError) -> bool {
+pub(super) fn is_of_prompt(error: &GenerationError) -> bool {
     use RequestError::{ContextLengthExceeded, InvalidRequest};
     matches!(error, GenerationError::Request(InvalidRequest { .. } | ContextLengthExceeded { .. }))
 }

@@ -56,6 +56,11 @@ impl Report {
         self.done((prompts * 1000 / of.max(1)) as i64, format!("{prompts} of {of} prompts"));
     }
 
+    /// How many answers of the active version it has read.
+    pub fn compared(&self, answers: usize, of: usize) {
+        self.done((answers * 1000 / of.max(1)) as i64, format!("{answers} of {of} comparisons"));
+    }
+
     fn done(&self, permille: i64, summary: String) {
         self.change(|status| {
             let progress = status.progress.get_or_insert_default();

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use gantry_crds::inference_service::PromptsGate;
+use gantry_crds::inference_service::{DriftGate, PromptsGate};
 use gantry_rollout::Desired;
 
 use crate::version::Scheduling;
@@ -25,6 +25,8 @@ pub struct Settings {
     pub headroom_ratio: f64,
     /// The golden prompts of candidates.
     pub prompts: Option<PromptsGate>,
+    /// How candidates are compared with the active version.
+    pub drift: Option<DriftGate>,
     /// How requests wait and are spread.
     pub scheduling: Scheduling,
     /// How long requests of a version that is unloaded may take to end.
@@ -42,6 +44,7 @@ impl Default for Settings {
         Self {
             headroom_ratio: 0.05,
             prompts: None,
+            drift: None,
             scheduling: Scheduling::default(),
             drain_timeout: Duration::from_secs(120),
             cache_limit_bytes: None,

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Assignment, Settings};
 use crate::gates::limits::RESTORE_PATIENCE;
-use crate::gates::{Board, Gates, Job, Loaded, Outcome, Refusal, Report};
+use crate::gates::{Board, DriftJob, Gates, Job, Loaded, Outcome, Reference, Refusal, Report};
 use crate::routing::{Router, Routing};
 use crate::version::Scheduling;
 use crate::version::signals::{Figures, SignalLimits};
@@ -262,14 +262,19 @@ impl Manager {
 
     fn prepare(&mut self, desired: &Desired, settings: &Settings, version: String, purpose: &Purpose) {
         let Some(named) = desired.versions.get(&version) else { return };
-        let (prompts, patience) = match purpose {
-            Purpose::Restore => (None, Some(RESTORE_PATIENCE)),
-            Purpose::Candidate { .. } => (settings.prompts.clone(), None),
+        let (prompts, drift, patience) = match purpose {
+            Purpose::Restore => (None, None, Some(RESTORE_PATIENCE)),
+            Purpose::Candidate { .. } => {
+                let drift = settings.drift.clone();
+                let reference = self.reference(desired, &version);
+                (settings.prompts.clone(), drift.map(|gate| DriftJob { gate, reference }), None)
+            }
         };
         let job = Job {
             version: named.clone(),
             loaded: self.loaded.get(&version).cloned(),
             prompts,
+            drift,
             headroom_ratio: settings.headroom_ratio,
             scheduling: settings.scheduling.clone(),
             gpu: settings.gpu,
@@ -288,6 +293,17 @@ impl Manager {
             });
             Done::Gates { version, outcome }
         });
+    }
+
+    /// What a candidate is compared with.
+    fn reference(&self, desired: &Desired, candidate: &str) -> Reference {
+        let active = desired.active.as_deref().filter(|active| *active != candidate);
+        match active.and_then(|active| self.loaded.get(active)) {
+            Some(loaded) => Reference::Here(loaded.clone()),
+            // Those that stand by are told of no active version, and there is one.
+            None if active.is_some() || desired.stands_by => Reference::Elsewhere,
+            None => Reference::None,
+        }
     }
 
     fn on_done(&mut self, done: Done) {

@@ -6,6 +6,7 @@
 mod api_server;
 mod authorities;
 mod draft;
+mod drift;
 mod embeddings;
 mod fetch;
 mod files;

@@ -1,0 +1,369 @@
+//! The drift gate: how far a candidate's predictions are from those of the version that is active, token by token.
+//!
+//! The active version answers questions greedily, and the candidate reads the same tokens: for each token of the answers both say how
+//! likely every one was in its place. So they are compared on what users would get, and not on texts that neither would write.
+//! Counted are places with the same likeliest token, the Kullback-Leibler divergence, and the ratio of perplexities. Each figure
+//! is a mean with its error, answers being what is drawn, and a limit is passed only where that is beyond chance
+//! ([`ONE_SIDED_Z`]). Asked are the golden prompts, and [`QUESTIONS`] where these give few tokens. [`compare`] and [`judge`] are pure;
+//! [`measure`] is the way between them.
+//!
+//! Only the likeliest tokens of each place are told ([`TOP`]), so that the divergence is a lower bound: what is not told is taken
+//! as one token, and a token that only the reference tells as no likelier to the candidate than the last that it tells. Absent:
+//! a reference that was recorded earlier.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use gantry_core::{Message, PromptToken, Role, TokenChance, TokenLogprob};
+use gantry_crds::inference_service::DriftGate;
+use gantry_crds::scalars::InvalidValue;
+use gantry_crds::status::GateName;
+use gantry_engine::{GenerationParams, Priority, Prompt};
+
+use super::limits::{
+    DRIFT_ANSWER_TOKENS, DRIFT_ENOUGH_TOKENS, DRIFT_REFERENCE_LIMIT, DRIFT_REFERENCE_RETRY, MAX_DRIFT_TOKENS,
+    PROMPT_LIMIT,
+};
+use super::prompts::{GoldenPrompt, is_of_prompt};
+use super::report::Refusal;
+use crate::version::{Completion, GenerateRequest, SubmitError, Version};
+
+/// Questions of several kinds and languages, one a line.
+const QUESTIONS: &str = include_str!("drift/questions.txt");
+/// The likeliest tokens that are told of each place.
+const TOP: u32 = gantry_engine::MAX_TOP_LOGPROBS;
+/// How many standard errors a figure must be beyond its limit: by chance alone that happens once in a hundred.
+const ONE_SIDED_Z: f64 = 2.326;
+/// The smallest share of places with the same likeliest token where no limit is given. The demo model in four bits agrees with
+/// the one that it was made of in 93 places of a hundred, another model in 76 and fewer.
+const DEFAULT_MIN_AGREEMENT: f64 = 0.9;
+/// The largest ratio of perplexities where no limit is given.
+const DEFAULT_MAX_PERPLEXITY_RATIO: f64 = 1.1;
+/// Stands for a log-probability that is no number, or of a token that cannot be.
+const LEAST_LOGPROB: f64 = -100.0;
+
+/// What the figures may be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DriftLimits {
+    /// The smallest share of places with the same likeliest token.
+    pub min_agreement: Option<f64>,
+    /// The largest mean divergence, in nats.
+    pub max_kl: Option<f64>,
+    /// The largest ratio of perplexities, candidate over reference.
+    pub max_perplexity_ratio: Option<f64>,
+}
+
+impl DriftLimits {
+    /// Those of a spec; where it gives none, those of this release.
+    ///
+    /// # Errors
+    /// A value is no number; with its field.
+    pub fn of(gate: &DriftGate) -> Result<Self, (&'static str, InvalidValue)> {
+        let DriftGate { reference: _, min_agreement, max_kl, max_perplexity_ratio } = gate;
+        let limits = Self {
+            min_agreement: min_agreement.as_ref().map(|v| v.ratio()).transpose().map_err(|e| ("minAgreement", e))?,
+            max_kl: max_kl.as_ref().map(|v| v.value()).transpose().map_err(|e| ("maxKl", e))?,
+            max_perplexity_ratio: max_perplexity_ratio
+                .as_ref()
+                .map(|v| v.value())
+                .transpose()
+                .map_err(|e| ("maxPerplexityRatio", e))?,
+        };
+        let none = Self { min_agreement: None, max_kl: None, max_perplexity_ratio: None };
+        Ok(if limits == none { Self::default() } else { limits })
+    }
+}
+
+impl Default for DriftLimits {
+    fn default() -> Self {
+        Self {
+            min_agreement: Some(DEFAULT_MIN_AGREEMENT),
+            max_kl: None,
+            max_perplexity_ratio: Some(DEFAULT_MAX_PERPLEXITY_RATIO),
+        }
+    }
+}
+
+/// How two versions differ on one answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct AnswerDrift {
+    /// Tokens of it.
+    places: f64,
+    /// Places with the same likeliest token.
+    agreed: f64,
+    /// Sum of the divergences, in nats.
+    kl: f64,
+    /// By how much the answer is less likely to the candidate, in nats.
+    lost: f64,
+}
+
+/// The same id is another token to the candidate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("token {id} is \"{candidate}\" to it and \"{reference}\" to the active version: it has another vocabulary")]
+pub struct OtherToken {
+    /// Its id.
+    id: i32,
+    candidate: String,
+    reference: String,
+}
+
+/// Compares what two versions say of one answer. `candidate` are the tokens that it read, the question's first.
+///
+/// # Errors
+/// A token is not the same to both.
+pub fn compare(reference: &[TokenLogprob], candidate: &[PromptToken]) -> Result<AnswerDrift, OtherToken> {
+    let answer = &candidate[candidate.len().saturating_sub(reference.len())..];
+    let mut drift = AnswerDrift::default();
+    for (reference, candidate) in reference.iter().zip(answer) {
+        let (said, read) = (&reference.token, &candidate.token);
+        if (said.id, &said.bytes) != (read.id, &read.bytes) {
+            let (candidate, reference) = (shown(&read.bytes), shown(&said.bytes));
+            return Err(OtherToken { id: said.id, candidate, reference });
+        }
+        let Some(chance) = &candidate.chance else { continue };
+        drift.places += 1.0;
+        let likeliest = reference.top.first().map(|token| token.id);
+        drift.agreed += f64::from(likeliest.is_some() && likeliest == chance.top.first().map(|token| token.id));
+        let told = |top: &[TokenChance]| top.iter().map(|token| (token.id, finite(token.logprob))).collect::<Vec<_>>();
+        drift.kl += divergence(&told(&reference.top), &told(&chance.top));
+        drift.lost += finite(said.logprob) - finite(chance.logprob);
+    }
+    Ok(drift)
+}
+
+fn shown(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).escape_debug().collect()
+}
+
+fn finite(logprob: f32) -> f64 {
+    if logprob.is_nan() { LEAST_LOGPROB } else { f64::from(logprob).clamp(LEAST_LOGPROB, 0.0) }
+}
+
+/// A lower bound of the divergence of the candidate's distribution from the reference's, in nats, from the likeliest tokens of each
+/// and their log-probabilities, the likeliest first.
+fn divergence(reference: &[(i32, f64)], candidate: &[(i32, f64)]) -> f64 {
+    let least_told = candidate.last().map_or(0.0, |(_, logprob)| *logprob);
+    let (mut sum, mut p_told, mut q_told) = (0.0, 0.0, 0.0);
+    for (id, p_log) in reference {
+        let p = p_log.exp();
+        let q_log = candidate.iter().find(|(other, _)| other == id).map(|(_, q_log)| *q_log);
+        sum += p * (p_log - q_log.unwrap_or(least_told));
+        p_told += p;
+        q_told += q_log.map_or(0.0, f64::exp);
+    }
+    // All the others together: the candidate's cannot be less than what is left, by the log sum inequality.
+    let (p_rest, q_rest) = (1.0 - p_told, (1.0 - q_told).max(LEAST_LOGPROB.exp()));
+    if p_rest > 0.0 {
+        sum += p_rest * (p_rest / q_rest).ln();
+    }
+    sum.max(0.0)
+}
+
+/// A mean over all places, and its standard error with answers as what is drawn: the places of one resemble each other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Figure {
+    mean: f64,
+    error: f64,
+}
+
+impl Figure {
+    fn of(answers: &[AnswerDrift], value: fn(&AnswerDrift) -> f64) -> Self {
+        let places = places(answers);
+        let mean = answers.iter().map(value).sum::<f64>() / places.max(1.0);
+        let count = answers.len() as f64;
+        let squares: f64 = answers.iter().map(|answer| (value(answer) - mean * answer.places).powi(2)).sum();
+        // Of one nothing can be said about others.
+        let error =
+            if count < 2.0 { f64::INFINITY } else { (squares * count / (count - 1.0)).sqrt() / places.max(1.0) };
+        Self { mean, error }
+    }
+
+    fn margin(&self) -> f64 {
+        self.error * ONE_SIDED_Z
+    }
+}
+
+fn places(answers: &[AnswerDrift]) -> f64 {
+    answers.iter().map(|answer| answer.places).sum()
+}
+
+/// Judges what the answers showed. The value is what the gate reports, whichever way it goes.
+///
+/// # Errors
+/// A figure is beyond its limit, and not by chance.
+pub fn judge(answers: &[AnswerDrift], limits: &DriftLimits) -> Result<String, Refusal> {
+    let places = places(answers);
+    let agreement = Figure::of(answers, |answer| answer.agreed);
+    let kl = Figure::of(answers, |answer| answer.kl);
+    let lost = Figure::of(answers, |answer| answer.lost);
+    let value = format!(
+        "{} same tokens, KL {:.3}, perplexity x{:.3}, {places} tokens",
+        percent(agreement.mean),
+        kl.mean,
+        lost.mean.exp()
+    );
+    let least = agreement.mean + agreement.margin();
+    let most_kl = kl.mean - kl.margin();
+    let most_ratio = (lost.mean - lost.margin()).exp();
+    let (found, field) = if let Some(limit) = limits.min_agreement.filter(|limit| least < *limit) {
+        let found = format!(
+            "it finds the same token likeliest in {} of the places (at most {} but for one chance in a hundred), and {} is wanted",
+            percent(agreement.mean),
+            percent(least),
+            percent(limit)
+        );
+        (found, "minAgreement")
+    } else if let Some(limit) = limits.max_kl.filter(|limit| most_kl > *limit) {
+        let found = format!(
+            "the divergence from the active version is {:.3} nats (at least {most_kl:.3} but for one chance in a hundred), and at most \
+             {limit} is wanted",
+            kl.mean
+        );
+        (found, "maxKl")
+    } else if let Some(limit) = limits.max_perplexity_ratio.filter(|limit| most_ratio > *limit) {
+        let found = format!(
+            "its perplexity is {:.3} times the active version's (at least {most_ratio:.3} but for one chance in a hundred), and at most \
+             {limit} is wanted",
+            lost.mean.exp()
+        );
+        (found, "maxPerplexityRatio")
+    } else {
+        return Ok(value);
+    };
+    let field = format!("spec.rollout.gates.drift.{field}");
+    let message = format!(
+        "{found} ({field}), over {places} tokens of {} answers; choose another model, or change that limit",
+        answers.len()
+    );
+    Err(Refusal::new(GateName::Drift, message).with_value(value))
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1}%", share * 100.0)
+}
+
+/// The questions of this release, as the version takes questions.
+fn of_release(version: &Version) -> Vec<Prompt> {
+    let has_template = version.model().is_some_and(|model| model.template.is_some());
+    let asked = |question: &str| match has_template {
+        true => Prompt::chat(vec![Message::text(Role::User, question)]),
+        false => Prompt::Text(question.to_owned()),
+    };
+    QUESTIONS.lines().map(asked).collect()
+}
+
+/// Has the reference answer, and the candidate read that, one question after the other, after everybody else's requests. `told`
+/// hears how many questions of how many are done, each time that one is.
+///
+/// # Errors
+/// They cannot be compared, or one of them does not answer in this pod.
+pub async fn measure(
+    reference: &Arc<Version>,
+    candidate: &Arc<Version>,
+    golden: &[GoldenPrompt],
+    told: impl Fn(usize, usize),
+) -> Result<Vec<AnswerDrift>, Refusal> {
+    let mut questions: Vec<Prompt> = golden.iter().map(|golden| golden.prompt().clone()).collect();
+    let mut answers: Vec<AnswerDrift> = Vec::new();
+    let (mut done, mut has_all) = (0, false);
+    while places(&answers) < MAX_DRIFT_TOKENS {
+        if done == questions.len() {
+            if has_all || places(&answers) >= DRIFT_ENOUGH_TOKENS {
+                break;
+            }
+            questions.extend(of_release(reference));
+            has_all = true;
+        }
+        if let Some(answer) = answer_of_reference(reference, &questions[done]).await? {
+            answers.push(read_by_candidate(candidate, &answer).await?);
+        }
+        done += 1;
+        told(done, questions.len());
+    }
+    if answers.len() < 2 {
+        let message = "the active version answers hardly a question, so that nothing can be compared; leave \
+                       spec.rollout.gates.drift out";
+        return Err(Refusal::new(GateName::Drift, message.to_owned()).with_value("no answers"));
+    }
+    Ok(answers)
+}
+
+/// What the reference answers; `None` where it does not take the question, or says nothing. It answers users beside, and one that is
+/// busy or starts again is waited for.
+async fn answer_of_reference(reference: &Arc<Version>, question: &Prompt) -> Result<Option<Completion>, Refusal> {
+    let params = GenerationParams {
+        prompt_logprobs: Some(0),
+        logprobs: Some(TOP),
+        priority: Priority::Low,
+        ..GenerationParams::greedy(DRIFT_ANSWER_TOKENS)
+    };
+    let until = Instant::now() + DRIFT_REFERENCE_LIMIT;
+    loop {
+        let why = match ask(reference, question, &params).await {
+            Ok(answer) => return Ok(Some(answer).filter(|answer| !answer.output.logprobs.is_empty())),
+            Err(Unanswered::Question(_)) => return Ok(None),
+            Err(Unanswered::Here(why)) => why,
+        };
+        if Instant::now() + DRIFT_REFERENCE_RETRY >= until {
+            let message = format!(
+                "the active version, which it is compared with, has not answered a question for {DRIFT_REFERENCE_LIMIT:?}: {why}; try \
+                 again when it has fewer requests"
+            );
+            return Err(Refusal::new(GateName::Load, message).with_value("no reference"));
+        }
+        tokio::time::sleep(DRIFT_REFERENCE_RETRY).await;
+    }
+}
+
+/// Has the candidate read an answer of the reference, the tokens as they are: its own template may render the question otherwise.
+async fn read_by_candidate(candidate: &Arc<Version>, answer: &Completion) -> Result<AnswerDrift, Refusal> {
+    let (question, answer) = (&answer.output.prompt_tokens, &answer.output.logprobs);
+    let ids = question.iter().map(|token| token.token.id).chain(answer.iter().map(|token| token.token.id));
+    let params =
+        GenerationParams { prompt_logprobs: Some(TOP), priority: Priority::Low, ..GenerationParams::greedy(0) };
+    let incomparable = |why: String| {
+        let message = format!(
+            "{why}; what it predicts cannot be compared: leave spec.rollout.gates.drift out for this change of model"
+        );
+        Refusal::new(GateName::Drift, message).with_value("not comparable")
+    };
+    let read = match ask(candidate, &Prompt::Tokens(ids.collect()), &params).await {
+        Ok(read) => read,
+        Err(Unanswered::Question(why)) => {
+            return Err(incomparable(format!("it does not take the tokens of the active version: {why}")));
+        }
+        // Another pod may do better.
+        Err(Unanswered::Here(why)) => {
+            let message = format!("it does not read what the active version answers: {why}; check the pod's log");
+            return Err(Refusal::new(GateName::Load, message).with_value("not read"));
+        }
+    };
+    compare(answer, &read.output.prompt_tokens).map_err(|other| incomparable(other.to_string()))
+}
+
+/// Why a version did not answer.
+enum Unanswered {
+    /// It cannot be asked that anywhere.
+    Question(String),
+    /// It did not answer in this pod, now.
+    Here(String),
+}
+
+async fn ask(version: &Arc<Version>, prompt: &Prompt, params: &GenerationParams) -> Result<Completion, Unanswered> {
+    let request = GenerateRequest { prompt: Arc::new(prompt.clone()), params: params.clone() };
+    let answer = async {
+        let generation = version.submit(request).await.map_err(|error| match error {
+            SubmitError::InvalidParam(_) | SubmitError::Unsupported(_) => Unanswered::Question(error.to_string()),
+            error => Unanswered::Here(error.to_string()),
+        })?;
+        generation.collect().await.map_err(|error| match error {
+            error if is_of_prompt(&error) => Unanswered::Question(error.to_string()),
+            error => Unanswered::Here(error.to_string()),
+        })
+    };
+    let late = || Unanswered::Here(format!("it took longer than {PROMPT_LIMIT:?}"));
+    tokio::time::timeout(PROMPT_LIMIT, answer).await.unwrap_or_else(|_| Err(late()))
+}
+
+#[cfg(test)]
+mod tests;
