@@ -582,7 +582,8 @@ pub struct Progress {
     /// Time left at the present rate, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<i64>,
-    /// How much is loaded, or how many of the golden prompts are answered, in thousandths.
+    /// How much is loaded, or how many of the golden prompts are answered, in thousandths; beyond 1000 the number of answers that are
+    /// compared after that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub done_permille: Option<i64>,
     /// For people, e.g. `42%`, `42% loaded` or `3 of 20 prompts`.

@@ -183,7 +183,10 @@ fn unknown_of_gates(value: &Value) -> Vec<String> {
         unknown("prompts", |gate: &Value| reading::<PromptsGate>(gate).map(|(_, unknown)| unknown).unwrap_or_default());
     let drift =
         unknown("drift", |gate: &Value| reading::<DriftGate>(gate).map(|(_, unknown)| unknown).unwrap_or_default());
-    memory.into_iter().chain(prompts).chain(drift).collect()
+    // Compared with something else, it would pass for what it was not asked.
+    let reference = value.pointer("/spec/rollout/gates/drift/reference").filter(|reference| *reference != "Active");
+    let reference = reference.map(|_| "spec.rollout.gates.drift.reference".to_owned());
+    memory.into_iter().chain(prompts).chain(drift).chain(reference).collect()
 }
 
 /// The most bytes of prompts on disk: of versions that run, one may be allowed more than the next one.

@@ -9,24 +9,27 @@
 //!
 //! Only the likeliest tokens of each place are told ([`TOP`]), so that the divergence is a lower bound: what is not told is taken
 //! as one token, and a token that only the reference tells as no likelier to the candidate than the last that it tells. Absent:
-//! a reference that was recorded earlier.
+//! a reference that was recorded earlier, and where answers end, of which nothing is told.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_core::{Message, PromptToken, Role, TokenChance, TokenLogprob};
+use futures::StreamExt as _;
+use gantry_core::{
+    AnswerOutput, Extent, Message, PromptForm, PromptToken, Role, ShownPrompt, TokenChance, TokenLogprob,
+};
 use gantry_crds::inference_service::DriftGate;
 use gantry_crds::scalars::InvalidValue;
 use gantry_crds::status::GateName;
-use gantry_engine::{GenerationParams, Priority, Prompt};
+use gantry_engine::{GenerationEvent, GenerationParams, Priority, Prompt};
 
 use super::limits::{
-    DRIFT_ANSWER_TOKENS, DRIFT_ENOUGH_TOKENS, DRIFT_REFERENCE_LIMIT, DRIFT_REFERENCE_RETRY, MAX_DRIFT_TOKENS,
-    PROMPT_LIMIT,
+    DRIFT_ANSWER_TOKENS, DRIFT_ENOUGH_TOKENS, DRIFT_REFERENCE_LIMIT, DRIFT_REFERENCE_RETRY, MAX_DRIFT_QUESTIONS,
+    MAX_DRIFT_TOKENS, MIN_DRIFT_ANSWERS, PROMPT_LIMIT,
 };
 use super::prompts::{GoldenPrompt, is_of_prompt};
 use super::report::Refusal;
-use crate::version::{Completion, GenerateRequest, SubmitError, Version};
+use crate::version::{GenerateRequest, Generation, GenerationError, SubmitError, Version};
 
 /// Questions of several kinds and languages, one a line.
 const QUESTIONS: &str = include_str!("drift/questions.txt");
@@ -252,6 +255,14 @@ fn of_release(version: &Version) -> Vec<Prompt> {
     QUESTIONS.lines().map(asked).collect()
 }
 
+/// What the active version answered.
+struct Answer {
+    /// The tokens of the question as its template renders it.
+    question: Vec<i32>,
+    /// What it said of each token of the answer, thoughts included.
+    says: Vec<TokenLogprob>,
+}
+
 /// Has the reference answer, and the candidate read that, one question after the other, after everybody else's requests. `told`
 /// hears how many questions of how many are done, each time that one is.
 ///
@@ -263,9 +274,10 @@ pub async fn measure(
     golden: &[GoldenPrompt],
     told: impl Fn(usize, usize),
 ) -> Result<Vec<AnswerDrift>, Refusal> {
-    let mut questions: Vec<Prompt> = golden.iter().map(|golden| golden.prompt().clone()).collect();
+    let golden = golden.iter().take(MAX_DRIFT_QUESTIONS);
+    let mut questions: Vec<Prompt> = golden.map(|golden| golden.prompt().clone()).collect();
     let mut answers: Vec<AnswerDrift> = Vec::new();
-    let (mut done, mut has_all) = (0, false);
+    let (mut done, mut has_all, mut left_out) = (0, false, None);
     while places(&answers) < MAX_DRIFT_TOKENS {
         if done == questions.len() {
             if has_all || places(&answers) >= DRIFT_ENOUGH_TOKENS {
@@ -274,34 +286,69 @@ pub async fn measure(
             questions.extend(of_release(reference));
             has_all = true;
         }
-        if let Some(answer) = answer_of_reference(reference, &questions[done]).await? {
-            answers.push(read_by_candidate(candidate, &answer).await?);
+        match compared(reference, candidate, &questions[done]).await? {
+            Compared::Answer(answer) => answers.push(answer),
+            Compared::NotTaken(why) => left_out = Some(why),
         }
         done += 1;
         told(done, questions.len());
     }
-    if answers.len() < 2 {
-        let message = "the active version answers hardly a question, so that nothing can be compared; leave \
-                       spec.rollout.gates.drift out";
-        return Err(Refusal::new(GateName::Drift, message.to_owned()).with_value("no answers"));
+    if answers.len() < MIN_DRIFT_ANSWERS {
+        let why = left_out.unwrap_or_else(|| "the active version says nothing".to_owned());
+        let message = format!(
+            "{} of {done} questions can be compared, and {MIN_DRIFT_ANSWERS} are wanted: {why}; leave spec.rollout.gates.drift out for \
+             this change of model, or shorten the golden prompts",
+            answers.len()
+        );
+        return Err(Refusal::new(GateName::Drift, message).with_value("too few answers"));
     }
     Ok(answers)
 }
 
-/// What the reference answers; `None` where it does not take the question, or says nothing. It answers users beside, and one that is
-/// busy or starts again is waited for.
-async fn answer_of_reference(reference: &Arc<Version>, question: &Prompt) -> Result<Option<Completion>, Refusal> {
-    let params = GenerationParams {
-        prompt_logprobs: Some(0),
-        logprobs: Some(TOP),
-        priority: Priority::Low,
-        ..GenerationParams::greedy(DRIFT_ANSWER_TOKENS)
+/// What came of one question.
+enum Compared {
+    Answer(AnswerDrift),
+    /// One of the two does not take it, and why.
+    NotTaken(String),
+}
+
+async fn compared(reference: &Arc<Version>, candidate: &Arc<Version>, question: &Prompt) -> Result<Compared, Refusal> {
+    let answer = match answer_of_reference(reference, question).await? {
+        Ok(answer) if answer.says.is_empty() => {
+            return Ok(Compared::NotTaken("the active version says nothing".to_owned()));
+        }
+        Ok(answer) => answer,
+        Err(why) => return Ok(Compared::NotTaken(format!("the active version does not take one: {why}"))),
     };
+    let ids = answer.question.iter().copied().chain(answer.says.iter().map(|token| token.token.id));
+    let params =
+        GenerationParams { prompt_logprobs: Some(TOP), priority: Priority::Low, ..GenerationParams::greedy(0) };
+    let read = match collect(candidate, Prompt::Tokens(ids.collect()), params).await {
+        Ok(read) => read,
+        Err(Unanswered::Question(why)) => return Ok(Compared::NotTaken(format!("it does not take one: {why}"))),
+        // Another pod may do better.
+        Err(Unanswered::Here(why)) => {
+            let message = format!("it does not read what the active version answers: {why}; check the pod's log");
+            return Err(Refusal::new(GateName::Load, message).with_value("not read"));
+        }
+    };
+    let drift = compare(&answer.says, &read.prompt_tokens).map_err(|other| {
+        let message = format!(
+            "{other}; what it predicts cannot be compared: leave spec.rollout.gates.drift out for this change of model"
+        );
+        Refusal::new(GateName::Drift, message).with_value("another vocabulary")
+    })?;
+    Ok(Compared::Answer(drift))
+}
+
+/// What the reference answers, or why it does not take the question. It answers users beside, and one that is busy or starts again is
+/// waited for.
+async fn answer_of_reference(reference: &Arc<Version>, question: &Prompt) -> Result<Result<Answer, String>, Refusal> {
     let until = Instant::now() + DRIFT_REFERENCE_LIMIT;
     loop {
-        let why = match ask(reference, question, &params).await {
-            Ok(answer) => return Ok(Some(answer).filter(|answer| !answer.output.logprobs.is_empty())),
-            Err(Unanswered::Question(_)) => return Ok(None),
+        let why = match answer(reference, question).await {
+            Ok(answer) => return Ok(Ok(answer)),
+            Err(Unanswered::Question(why)) => return Ok(Err(why)),
             Err(Unanswered::Here(why)) => why,
         };
         if Instant::now() + DRIFT_REFERENCE_RETRY >= until {
@@ -315,30 +362,28 @@ async fn answer_of_reference(reference: &Arc<Version>, question: &Prompt) -> Res
     }
 }
 
-/// Has the candidate read an answer of the reference, the tokens as they are: its own template may render the question otherwise.
-async fn read_by_candidate(candidate: &Arc<Version>, answer: &Completion) -> Result<AnswerDrift, Refusal> {
-    let (question, answer) = (&answer.output.prompt_tokens, &answer.output.logprobs);
-    let ids = question.iter().map(|token| token.token.id).chain(answer.iter().map(|token| token.token.id));
-    let params =
-        GenerationParams { prompt_logprobs: Some(TOP), priority: Priority::Low, ..GenerationParams::greedy(0) };
-    let incomparable = |why: String| {
-        let message = format!(
-            "{why}; what it predicts cannot be compared: leave spec.rollout.gates.drift out for this change of model"
-        );
-        Refusal::new(GateName::Drift, message).with_value("not comparable")
-    };
-    let read = match ask(candidate, &Prompt::Tokens(ids.collect()), &params).await {
-        Ok(read) => read,
-        Err(Unanswered::Question(why)) => {
-            return Err(incomparable(format!("it does not take the tokens of the active version: {why}")));
+/// Has the question's tokens told first, and answers these: of a chat thoughts and calls of tools would come without what is said of
+/// their tokens, and the candidate's template may render it otherwise.
+async fn answer(reference: &Arc<Version>, question: &Prompt) -> Result<Answer, Unanswered> {
+    let form = PromptForm::Tokens { adds_special: true, with_pieces: false };
+    let tokens =
+        GenerationParams { extent: Extent::Prompt(form), priority: Priority::Low, ..GenerationParams::greedy(0) };
+    let mut generation = submit(reference, question.clone(), tokens).await?;
+    let mut question = Vec::new();
+    while let Some(event) = generation.next().await {
+        match event.map_err(Unanswered::of)? {
+            GenerationEvent::Prompt(ShownPrompt::Tokens(tokens)) => question = tokens,
+            GenerationEvent::Failed(error) => return Err(Unanswered::of(error.into())),
+            _ => {}
         }
-        // Another pod may do better.
-        Err(Unanswered::Here(why)) => {
-            let message = format!("it does not read what the active version answers: {why}; check the pod's log");
-            return Err(Refusal::new(GateName::Load, message).with_value("not read"));
-        }
+    }
+    let params = GenerationParams {
+        logprobs: Some(TOP),
+        priority: Priority::Low,
+        ..GenerationParams::greedy(DRIFT_ANSWER_TOKENS)
     };
-    compare(answer, &read.output.prompt_tokens).map_err(|other| incomparable(other.to_string()))
+    let says = collect(reference, Prompt::Tokens(question.clone()), params).await?.logprobs;
+    Ok(Answer { question, says })
 }
 
 /// Why a version did not answer.
@@ -349,20 +394,26 @@ enum Unanswered {
     Here(String),
 }
 
-async fn ask(version: &Arc<Version>, prompt: &Prompt, params: &GenerationParams) -> Result<Completion, Unanswered> {
-    let request = GenerateRequest { prompt: Arc::new(prompt.clone()), params: params.clone() };
-    let answer = async {
-        let generation = version.submit(request).await.map_err(|error| match error {
-            SubmitError::InvalidParam(_) | SubmitError::Unsupported(_) => Unanswered::Question(error.to_string()),
-            error => Unanswered::Here(error.to_string()),
-        })?;
-        generation.collect().await.map_err(|error| match error {
-            error if is_of_prompt(&error) => Unanswered::Question(error.to_string()),
-            error => Unanswered::Here(error.to_string()),
-        })
-    };
-    let late = || Unanswered::Here(format!("it took longer than {PROMPT_LIMIT:?}"));
-    tokio::time::timeout(PROMPT_LIMIT, answer).await.unwrap_or_else(|_| Err(late()))
+impl Unanswered {
+    fn of(error: GenerationError) -> Self {
+        if is_of_prompt(&error) { Self::Question(error.to_string()) } else { Self::Here(error.to_string()) }
+    }
+}
+
+async fn submit(version: &Arc<Version>, prompt: Prompt, params: GenerationParams) -> Result<Generation, Unanswered> {
+    let submitted = version.submit(GenerateRequest { prompt: Arc::new(prompt), params }).await;
+    submitted.map_err(|error| match error {
+        SubmitError::InvalidParam(_) | SubmitError::Unsupported(_) => Unanswered::Question(error.to_string()),
+        error => Unanswered::Here(error.to_string()),
+    })
+}
+
+async fn collect(version: &Arc<Version>, prompt: Prompt, params: GenerationParams) -> Result<AnswerOutput, Unanswered> {
+    let whole = async { submit(version, prompt, params).await?.collect().await.map_err(Unanswered::of) };
+    match tokio::time::timeout(PROMPT_LIMIT, whole).await {
+        Ok(whole) => whole.map(|whole| whole.output),
+        Err(_) => Err(Unanswered::Here(format!("it took longer than {PROMPT_LIMIT:?}"))),
+    }
 }
 
 #[cfg(test)]

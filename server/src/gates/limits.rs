@@ -25,10 +25,16 @@ pub const DRIFT_ANSWER_TOKENS: u32 = 64;
 /// Tokens of answers to golden prompts that are enough to compare two versions by; where there are fewer, the questions of this
 /// release are asked as well.
 pub const DRIFT_ENOUGH_TOKENS: f64 = 1_000.0;
+/// Golden prompts by which two versions are compared at most, the first ones.
+pub const MAX_DRIFT_QUESTIONS: usize = 256;
+/// Answers by which two versions are compared at least: of fewer the error of a mean is not known.
+pub const MIN_DRIFT_ANSWERS: usize = 12;
 /// Tokens that two versions are compared by at most.
 pub const MAX_DRIFT_TOKENS: f64 = 10_000.0;
 /// How long the active version may take to answer one question, which it does after all that users ask.
 pub const DRIFT_REFERENCE_LIMIT: Duration = Duration::from_secs(600);
+/// How long a candidate that is loaded waits for the active version to be loaded beside it.
+pub const DRIFT_REFERENCE_LOAD_LIMIT: Duration = Duration::from_secs(120);
 /// The wait before it is asked again.
 pub const DRIFT_REFERENCE_RETRY: Duration = Duration::from_secs(1);
 /// Characters of a prompt or an answer that a message quotes.

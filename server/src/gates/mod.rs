@@ -33,12 +33,13 @@ use tokio_util::sync::CancellationToken;
 use crate::fetch::limits::{PEEK_FIRST_BYTES, PEEK_MAX_BYTES};
 use crate::fetch::{Backoff, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Source, StoreSettings};
 use crate::processors::Processors;
+use crate::rollout::Published;
 use crate::version::{
     DraftSettings, EngineTuning, RuntimeSettings, Scheduling, Trial, Version, VersionSpec, WorkerConfig,
 };
 use drift::DriftLimits;
 use file::FileError;
-use limits::{OBJECT_RETRY_MAX, OBJECT_RETRY_MIN};
+use limits::{DRIFT_REFERENCE_LOAD_LIMIT, OBJECT_RETRY_MAX, OBJECT_RETRY_MIN};
 use memory::{GpuUnfit, PodMemory};
 use objects::{NotThere, Objects};
 use prompts::GoldenPrompt;
@@ -97,10 +98,15 @@ pub struct DriftJob {
 pub enum Reference {
     /// None is active.
     None,
-    /// One is active, and not loaded in this pod.
+    /// One is active in other pods alone.
     Elsewhere,
-    /// This one.
-    Here(Loaded),
+    /// The version of this name, which may be on its way into this pod.
+    Here {
+        /// Its name.
+        version: String,
+        /// What answers in this pod.
+        serving: watch::Receiver<Published>,
+    },
 }
 
 /// A version that passed, with what keeps it alive.
@@ -448,24 +454,33 @@ async fn compare_with_active(
     report: &Report,
 ) -> Result<(), Refusal> {
     report.phase(CandidatePhase::Testing);
-    let reference = match reference {
+    let loaded = match reference {
         Reference::None => {
             report.skip(GateName::Drift, "no version is active that it could be compared with");
             return Ok(());
         }
-        Reference::Elsewhere => {
-            let message = "the active version, which it is to be compared with (spec.rollout.gates.drift), is not loaded in this pod; \
-                           see why in the pod's log, or leave the gate out";
-            return Err(Refusal::new(GateName::Load, message.to_owned()).with_value("no reference"));
-        }
-        Reference::Here(loaded) => &loaded.version,
+        Reference::Elsewhere => None,
+        Reference::Here { version, serving } => serves(version, serving.clone()).await,
+    };
+    let Some(reference) = loaded else {
+        let message = "the active version, which it is to be compared with (spec.rollout.gates.drift), is not loaded in this pod; see \
+                       why in the pod's log, or leave the gate out";
+        return Err(Refusal::new(GateName::Load, message.to_owned()).with_value("no reference"));
     };
     let limits = DriftLimits::of(gate).map_err(|(field, error)| {
         Refusal::new(GateName::Drift, format!("spec.rollout.gates.drift.{field}: {error}")).with_value("no limit")
     })?;
-    let answers = drift::measure(reference, version, golden, |done, of| report.compared(done, of)).await?;
+    let answers = drift::measure(&reference.version, version, golden, |done, of| report.compared(done, of)).await?;
     report.pass(GateName::Drift, drift::judge(&answers, &limits)?);
     Ok(())
+}
+
+/// The version of this name, once it answers in this pod; `None` where it does not within [`DRIFT_REFERENCE_LOAD_LIMIT`]: a pod that
+/// cannot have it holds nobody up.
+async fn serves(name: &str, mut serving: watch::Receiver<Published>) -> Option<Loaded> {
+    let is_it = |published: &Published| published.serving.as_ref().is_some_and(|it| it.version.spec().name == name);
+    let found = tokio::time::timeout(DRIFT_REFERENCE_LOAD_LIMIT, serving.wait_for(is_it)).await;
+    found.ok()?.ok()?.serving.clone()
 }
 
 /// Ends when the job has waited for one thing for as long as it may, with what it waits for.

@@ -56,9 +56,9 @@ impl Report {
         self.done((prompts * 1000 / of.max(1)) as i64, format!("{prompts} of {of} prompts"));
     }
 
-    /// How many answers of the active version it has read.
+    /// How many answers of the active version it has read. It follows the golden prompts, and is further than all of them.
     pub fn compared(&self, answers: usize, of: usize) {
-        self.done((answers * 1000 / of.max(1)) as i64, format!("{answers} of {of} comparisons"));
+        self.done(1000 + answers as i64, format!("{answers} of {of} comparisons"));
     }
 
     fn done(&self, permille: i64, summary: String) {

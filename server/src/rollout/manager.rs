@@ -297,11 +297,10 @@ impl Manager {
 
     /// What a candidate is compared with.
     fn reference(&self, desired: &Desired, candidate: &str) -> Reference {
-        let active = desired.active.as_deref().filter(|active| *active != candidate);
-        match active.and_then(|active| self.loaded.get(active)) {
-            Some(loaded) => Reference::Here(loaded.clone()),
+        match desired.active.as_deref().filter(|active| *active != candidate) {
+            Some(version) => Reference::Here { version: version.to_owned(), serving: self.published.subscribe() },
             // Those that stand by are told of no active version, and there is one.
-            None if active.is_some() || desired.stands_by => Reference::Elsewhere,
+            None if desired.stands_by => Reference::Elsewhere,
             None => Reference::None,
         }
     }

@@ -54,6 +54,17 @@ async fn a_candidate_is_compared_with_the_version_that_answers() {
         assert_eq!(pod.answer().await, TWO);
     }
 
+    // A pod that comes midway has both to load, and compares once it has.
+    let (server, sha256) = served("demo-v2.q8_0.gguf").await;
+    let mut late = Pod::fresh();
+    compared(&late, &json!({}));
+    late.name(&first);
+    late.activate("v1", None);
+    late.prepare(&version("v2", &server, &sha256));
+    let entry = late.api.entry("prepared", |entry| entry["prepared"] == "v2").await;
+    assert_eq!(gate(&entry, "Drift")["verdict"], "Pass", "{entry:#}");
+    late.end().await;
+
     // Who wants another model says so, by the limits or without the gate.
     compared(&pod, &Value::Null);
     let (server, sha256) = served("demo-v1.q8_0.gguf").await;
