@@ -278,6 +278,15 @@ fn who_asks_for_a_swap_in_place_gets_no_more_pods() {
 }
 
 #[test]
+fn what_is_compared_with_the_active_version_gets_no_pods_without_it() {
+    let mut scene = Scene::serving();
+    scene.spec = asks_with(2, json!({"strategy": "Auto", "gates": {"drift": {}}}));
+    scene.step();
+    without_room(&mut scene);
+    assert!(matches!(scene.step(), Some(Transition::Rejected { gate: GateName::Memory, .. })));
+}
+
+#[test]
 fn the_first_version_needs_no_second_set_of_pods() {
     let mut scene = Scene::new(1);
     scene.spec = asks(1, "BlueGreen");

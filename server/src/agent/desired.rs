@@ -520,6 +520,15 @@ mod tests {
             assert!(of_v2.iter().any(|field| field == gate), "{of_v2:?}");
         }
         assert_eq!((of_v2.len(), unknown(&desired, "v1").len()), (6, 1));
+        // What it is to be compared with, too.
+        for (reference, noted) in [("Active", false), ("Golden", true)] {
+            let mut asks = object(json!({"candidateVersion": "v2", "rollout": rollout("Prepare"),
+                "versions": [version("v2", json!({}))]}));
+            asks.data["spec"]["rollout"]["gates"]["drift"] = json!({"reference": reference, "maxKl": "0.1"});
+            let assignment = read(asks, &PodHas::default()).unwrap().assignment;
+            assert!(assignment.settings.drift.is_some());
+            assert_eq!(!unknown(&assignment.desired, "v2").is_empty(), noted, "{reference}");
+        }
         // Nor would it be watched by signals that are not known, or cannot be read.
         let status =
             json!({"candidateVersion": "v2", "rollout": rollout("Prepare"), "versions": [version("v2", json!({}))]});

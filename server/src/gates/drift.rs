@@ -20,15 +20,18 @@ use gantry_core::{
 };
 use gantry_crds::inference_service::DriftGate;
 use gantry_crds::scalars::InvalidValue;
-use gantry_crds::status::GateName;
+use gantry_crds::status::{CandidatePhase, GateName};
 use gantry_engine::{GenerationEvent, GenerationParams, Priority, Prompt};
+use tokio::sync::watch;
 
+use super::Loaded;
 use super::limits::{
-    DRIFT_ANSWER_TOKENS, DRIFT_ENOUGH_TOKENS, DRIFT_REFERENCE_LIMIT, DRIFT_REFERENCE_RETRY, MAX_DRIFT_QUESTIONS,
-    MAX_DRIFT_TOKENS, MIN_DRIFT_ANSWERS, PROMPT_LIMIT,
+    DRIFT_ANSWER_TOKENS, DRIFT_ENOUGH_TOKENS, DRIFT_REFERENCE_LIMIT, DRIFT_REFERENCE_LOAD_LIMIT, DRIFT_REFERENCE_RETRY,
+    MAX_DRIFT_QUESTIONS, MAX_DRIFT_TOKENS, MIN_DRIFT_ANSWERS, PROMPT_LIMIT,
 };
 use super::prompts::{GoldenPrompt, is_of_prompt};
-use super::report::Refusal;
+use super::report::{Refusal, Report};
+use crate::rollout::Published;
 use crate::version::{GenerateRequest, Generation, GenerationError, SubmitError, Version};
 
 /// Questions of several kinds and languages, one a line.
@@ -44,6 +47,69 @@ const DEFAULT_MIN_AGREEMENT: f64 = 0.9;
 const DEFAULT_MAX_PERPLEXITY_RATIO: f64 = 1.1;
 /// Stands for a log-probability that is no number, or of a token that cannot be.
 const LEAST_LOGPROB: f64 = -100.0;
+
+/// A comparison with the active version.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// What the figures may be.
+    pub gate: DriftGate,
+    /// The active version.
+    pub reference: Reference,
+}
+
+/// The version that a candidate is compared with.
+#[derive(Clone, Debug)]
+pub enum Reference {
+    /// None is active.
+    None,
+    /// One is active in other pods alone.
+    Elsewhere,
+    /// The version of this name, which may be on its way into this pod.
+    Here {
+        /// Its name.
+        version: String,
+        /// What answers in this pod.
+        serving: watch::Receiver<Published>,
+    },
+}
+
+impl Job {
+    /// Compares what a version predicts with what the active one does.
+    ///
+    /// # Errors
+    /// It is too far from it, cannot be compared with it, or that is not to be had in this pod.
+    pub async fn run(&self, version: &Arc<Version>, golden: &[GoldenPrompt], report: &Report) -> Result<(), Refusal> {
+        let Self { gate, reference } = self;
+        report.phase(CandidatePhase::Testing);
+        let loaded = match reference {
+            Reference::None => {
+                report.skip(GateName::Drift, "no version is active that it could be compared with");
+                return Ok(());
+            }
+            Reference::Elsewhere => None,
+            Reference::Here { version, serving } => serves(version, serving.clone()).await,
+        };
+        let Some(reference) = loaded else {
+            let message = "the active version, which it is to be compared with (spec.rollout.gates.drift), is not loaded in this pod; see \
+                           why in the pod's log, or leave the gate out";
+            return Err(Refusal::new(GateName::Load, message.to_owned()).with_value("no reference"));
+        };
+        let limits = DriftLimits::of(gate).map_err(|(field, error)| {
+            Refusal::new(GateName::Drift, format!("spec.rollout.gates.drift.{field}: {error}")).with_value("no limit")
+        })?;
+        let answers = measure(&reference.version, version, golden, |done, of| report.compared(done, of)).await?;
+        report.pass(GateName::Drift, judge(&answers, &limits)?);
+        Ok(())
+    }
+}
+
+/// The version of this name, once it answers in this pod; `None` where it does not within [`DRIFT_REFERENCE_LOAD_LIMIT`]: a pod that
+/// cannot have it holds nobody up.
+async fn serves(name: &str, mut serving: watch::Receiver<Published>) -> Option<Loaded> {
+    let is_it = |published: &Published| published.serving.as_ref().is_some_and(|it| it.version.spec().name == name);
+    let found = tokio::time::timeout(DRIFT_REFERENCE_LOAD_LIMIT, serving.wait_for(is_it)).await;
+    found.ok()?.ok()?.serving.clone()
+}
 
 /// What the figures may be.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -154,7 +220,7 @@ fn divergence(reference: &[(i32, f64)], candidate: &[(i32, f64)]) -> f64 {
         p_told += p;
         q_told += q_log.map_or(0.0, f64::exp);
     }
-    // All the others together: the candidate's cannot be less than what is left, by the log sum inequality.
+    // All the others together, by the log sum inequality: to the candidate they are at most what is left.
     let (p_rest, q_rest) = (1.0 - p_told, (1.0 - q_told).max(LEAST_LOGPROB.exp()));
     if p_rest > 0.0 {
         sum += p_rest * (p_rest / q_rest).ln();
@@ -323,7 +389,7 @@ async fn compared(reference: &Arc<Version>, candidate: &Arc<Version>, question: 
     let ids = answer.question.iter().copied().chain(answer.says.iter().map(|token| token.token.id));
     let params =
         GenerationParams { prompt_logprobs: Some(TOP), priority: Priority::Low, ..GenerationParams::greedy(0) };
-    let read = match collect(candidate, Prompt::Tokens(ids.collect()), params).await {
+    let read = match in_time(collect(candidate, Prompt::Tokens(ids.collect()), params)).await {
         Ok(read) => read,
         Err(Unanswered::Question(why)) => return Ok(Compared::NotTaken(format!("it does not take one: {why}"))),
         // Another pod may do better.
@@ -346,7 +412,7 @@ async fn compared(reference: &Arc<Version>, candidate: &Arc<Version>, question: 
 async fn answer_of_reference(reference: &Arc<Version>, question: &Prompt) -> Result<Result<Answer, String>, Refusal> {
     let until = Instant::now() + DRIFT_REFERENCE_LIMIT;
     loop {
-        let why = match answer(reference, question).await {
+        let why = match in_time(answer(reference, question)).await {
             Ok(answer) => return Ok(Ok(answer)),
             Err(Unanswered::Question(why)) => return Ok(Err(why)),
             Err(Unanswered::Here(why)) => why,
@@ -358,6 +424,7 @@ async fn answer_of_reference(reference: &Arc<Version>, question: &Prompt) -> Res
             );
             return Err(Refusal::new(GateName::Load, message).with_value("no reference"));
         }
+        // A full queue and a worker that is down tell nobody when they are so no more.
         tokio::time::sleep(DRIFT_REFERENCE_RETRY).await;
     }
 }
@@ -409,11 +476,13 @@ async fn submit(version: &Arc<Version>, prompt: Prompt, params: GenerationParams
 }
 
 async fn collect(version: &Arc<Version>, prompt: Prompt, params: GenerationParams) -> Result<AnswerOutput, Unanswered> {
-    let whole = async { submit(version, prompt, params).await?.collect().await.map_err(Unanswered::of) };
-    match tokio::time::timeout(PROMPT_LIMIT, whole).await {
-        Ok(whole) => whole.map(|whole| whole.output),
-        Err(_) => Err(Unanswered::Here(format!("it took longer than {PROMPT_LIMIT:?}"))),
-    }
+    let whole = submit(version, prompt, params).await?.collect().await;
+    whole.map(|whole| whole.output).map_err(Unanswered::of)
+}
+
+async fn in_time<T>(asked: impl Future<Output = Result<T, Unanswered>>) -> Result<T, Unanswered> {
+    let late = |_| Err(Unanswered::Here(format!("it took longer than {PROMPT_LIMIT:?}")));
+    tokio::time::timeout(PROMPT_LIMIT, asked).await.unwrap_or_else(late)
 }
 
 #[cfg(test)]

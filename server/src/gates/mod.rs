@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_crds::inference_service::{DriftGate, EmbeddingsSpec, GpuSplitSpec, PromptsGate, RuntimeSpec, SourceSpec};
+use gantry_crds::inference_service::{EmbeddingsSpec, GpuSplitSpec, PromptsGate, RuntimeSpec, SourceSpec};
 use gantry_crds::scalars::DurationString;
 use gantry_crds::status::{CandidatePhase, GateName, NamedVersion, WaitReason};
 use gantry_engine::{ALL_LAYERS, DiskCacheConfig, GpuSplit, PooledConfig, Pooling, SplitMode, TemplateReport};
@@ -33,13 +33,11 @@ use tokio_util::sync::CancellationToken;
 use crate::fetch::limits::{PEEK_FIRST_BYTES, PEEK_MAX_BYTES};
 use crate::fetch::{Backoff, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Source, StoreSettings};
 use crate::processors::Processors;
-use crate::rollout::Published;
 use crate::version::{
     DraftSettings, EngineTuning, RuntimeSettings, Scheduling, Trial, Version, VersionSpec, WorkerConfig,
 };
-use drift::DriftLimits;
 use file::FileError;
-use limits::{DRIFT_REFERENCE_LOAD_LIMIT, OBJECT_RETRY_MAX, OBJECT_RETRY_MIN};
+use limits::{OBJECT_RETRY_MAX, OBJECT_RETRY_MIN};
 use memory::{GpuUnfit, PodMemory};
 use objects::{NotThere, Objects};
 use prompts::GoldenPrompt;
@@ -72,7 +70,7 @@ pub struct Job {
     /// The golden prompts; `None` when they are not asked for.
     pub prompts: Option<PromptsGate>,
     /// The comparison with the active version; `None` when it is not asked for.
-    pub drift: Option<DriftJob>,
+    pub drift: Option<drift::Job>,
     /// Share of the memory that stays free.
     pub headroom_ratio: f64,
     /// How its requests wait and are spread.
@@ -82,31 +80,6 @@ pub struct Job {
     /// How long a source or an object that is away is waited for before that is a refusal; `None` for as long as the
     /// caller waits.
     pub patience: Option<Duration>,
-}
-
-/// A comparison with the active version.
-#[derive(Clone, Debug)]
-pub struct DriftJob {
-    /// What the figures may be.
-    pub gate: DriftGate,
-    /// The active version.
-    pub reference: Reference,
-}
-
-/// The version that a candidate is compared with.
-#[derive(Clone, Debug)]
-pub enum Reference {
-    /// None is active.
-    None,
-    /// One is active in other pods alone.
-    Elsewhere,
-    /// The version of this name, which may be on its way into this pod.
-    Here {
-        /// Its name.
-        version: String,
-        /// What answers in this pod.
-        serving: watch::Receiver<Published>,
-    },
 }
 
 /// A version that passed, with what keeps it alive.
@@ -218,7 +191,7 @@ impl Gates {
             }
         };
         if let Some(drift) = &job.drift {
-            compare_with_active(&loaded.version, drift, &golden, report).await?;
+            drift.run(&loaded.version, &golden, report).await?;
         }
         Ok(loaded)
     }
@@ -444,43 +417,6 @@ impl Gates {
         report.pass(GateName::Prompts, prompts::judge(&prompts, &answers, min_pass)?);
         Ok(prompts)
     }
-}
-
-/// Compares what a version predicts with what the active one does.
-async fn compare_with_active(
-    version: &Arc<Version>,
-    DriftJob { gate, reference }: &DriftJob,
-    golden: &[GoldenPrompt],
-    report: &Report,
-) -> Result<(), Refusal> {
-    report.phase(CandidatePhase::Testing);
-    let loaded = match reference {
-        Reference::None => {
-            report.skip(GateName::Drift, "no version is active that it could be compared with");
-            return Ok(());
-        }
-        Reference::Elsewhere => None,
-        Reference::Here { version, serving } => serves(version, serving.clone()).await,
-    };
-    let Some(reference) = loaded else {
-        let message = "the active version, which it is to be compared with (spec.rollout.gates.drift), is not loaded in this pod; see \
-                       why in the pod's log, or leave the gate out";
-        return Err(Refusal::new(GateName::Load, message.to_owned()).with_value("no reference"));
-    };
-    let limits = DriftLimits::of(gate).map_err(|(field, error)| {
-        Refusal::new(GateName::Drift, format!("spec.rollout.gates.drift.{field}: {error}")).with_value("no limit")
-    })?;
-    let answers = drift::measure(&reference.version, version, golden, |done, of| report.compared(done, of)).await?;
-    report.pass(GateName::Drift, drift::judge(&answers, &limits)?);
-    Ok(())
-}
-
-/// The version of this name, once it answers in this pod; `None` where it does not within [`DRIFT_REFERENCE_LOAD_LIMIT`]: a pod that
-/// cannot have it holds nobody up.
-async fn serves(name: &str, mut serving: watch::Receiver<Published>) -> Option<Loaded> {
-    let is_it = |published: &Published| published.serving.as_ref().is_some_and(|it| it.version.spec().name == name);
-    let found = tokio::time::timeout(DRIFT_REFERENCE_LOAD_LIMIT, serving.wait_for(is_it)).await;
-    found.ok()?.ok()?.serving.clone()
 }
 
 /// Ends when the job has waited for one thing for as long as it may, with what it waits for.

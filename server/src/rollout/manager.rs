@@ -13,8 +13,9 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::{Assignment, Settings};
+use crate::gates::drift::{self, Reference};
 use crate::gates::limits::RESTORE_PATIENCE;
-use crate::gates::{Board, DriftJob, Gates, Job, Loaded, Outcome, Reference, Refusal, Report};
+use crate::gates::{Board, Gates, Job, Loaded, Outcome, Refusal, Report};
 use crate::routing::{Router, Routing};
 use crate::version::Scheduling;
 use crate::version::signals::{Figures, SignalLimits};
@@ -267,7 +268,7 @@ impl Manager {
             Purpose::Candidate { .. } => {
                 let drift = settings.drift.clone();
                 let reference = self.reference(desired, &version);
-                (settings.prompts.clone(), drift.map(|gate| DriftJob { gate, reference }), None)
+                (settings.prompts.clone(), drift.map(|gate| drift::Job { gate, reference }), None)
             }
         };
         let job = Job {
