@@ -353,12 +353,12 @@ pub enum DispatchStrategy {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("duration(self.drainTimeout) <= duration('24h')").message("spec.rollout.drainTimeout: use at most 24h"),
-    validation = Rule::new("self.strategy != 'BlueGreen' || !has(self.gates.drift)").message("spec.rollout.gates.drift: it is measured beside the active model, which the pods of BlueGreen do not hold; use Auto or InPlaceSwap, or leave it out")
+    validation = Rule::new("self.strategy in ['Auto', 'InPlaceSwap'] || !has(self.gates.drift)").message("spec.rollout.gates.drift: it is measured beside the active model, which BlueGreen and HoldRequests do not keep in the pod; use Auto or InPlaceSwap, or leave it out")
 )]
 pub struct RolloutSpec {
     /// How the switch is made.
     #[serde(default)]
-    #[x_kube(validation = Rule::new("self in ['Auto', 'InPlaceSwap', 'BlueGreen']").message("spec.rollout.strategy: this release carries out InPlaceSwap, BlueGreen, and Auto, which chooses one of them"))]
+    #[x_kube(validation = Rule::new("self in ['Auto', 'InPlaceSwap', 'BlueGreen', 'HoldRequests']").message("spec.rollout.strategy: this release carries out InPlaceSwap, BlueGreen, HoldRequests, and Auto, which chooses one of them"))]
     pub strategy: RolloutStrategy,
     /// Longest time that requests in flight get to end before their model is unloaded.
     #[serde(default = "default_drain_timeout")]
@@ -417,15 +417,15 @@ impl Default for RolloutSpec {
 /// How the switch to a new model is made.
 #[derive(JsonSchema, Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum RolloutStrategy {
-    /// InPlaceSwap where the new model fits beside the old one, else BlueGreen where nodes have room for a second set of pods.
-    /// Which one, and why, stands in `status.rollout.plan`.
+    /// InPlaceSwap where the new model fits beside the old one, else BlueGreen where nodes have room for a second set of pods, else
+    /// HoldRequests where it fits alone. Which one, and why, stands in `status.rollout.plan`.
     #[default]
     Auto,
     /// Every pod loads the new model beside the old one; when all have, all switch.
     InPlaceSwap,
     /// As many pods again load the new model; when all answer, the Service points to them. The old ones stay for the bake.
     BlueGreen,
-    /// Requests wait while the old model is unloaded and the new one loaded. Not supported yet.
+    /// One pod after the other unloads the old model and loads the new one; requests that come to it wait meanwhile.
     HoldRequests,
 }
 

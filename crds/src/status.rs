@@ -150,6 +150,35 @@ pub struct RolloutStatus {
     /// candidate is given up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bake: Option<BakeStatus>,
+    /// With HoldRequests: the pod that unloads what it answers with and loads the candidate now; the others wait for their turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<TurnStatus>,
+    /// What the candidate takes against what a pod has with nothing else loaded, where Auto may have to know that later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alone: Option<AloneStatus>,
+}
+
+/// Whose turn it is to unload and load.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TurnStatus {
+    /// Name of the pod.
+    pub pod: String,
+    /// Whether other pods answer meanwhile: then it is not ready while it holds requests, so that no new ones come to it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub yields: bool,
+}
+
+/// Memory predicted from the header against what a pod has with nothing else loaded.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AloneStatus {
+    /// Predicted need, e.g. `17.3Gi`.
+    pub required: String,
+    /// What the pod has once what it answers with is unloaded, e.g. `28.9Gi`.
+    pub available: String,
+    /// Whether it fits.
+    pub fits: bool,
 }
 
 impl RolloutStatus {
@@ -177,6 +206,9 @@ pub struct BakeStatus {
     /// What the active version was judged by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub judged: Option<String>,
+    /// How pods go back. Absent: they have both loaded, or load it beside what they answer with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strategy: Option<StrategyName>,
 }
 
 /// How far the pods have come with a version that they prepare.
@@ -214,6 +246,10 @@ pub struct PodProgress {
 
 fn is_zero(number: &i32) -> bool {
     *number == 0
+}
+
+fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 open_enum!(
@@ -342,6 +378,9 @@ pub struct ReplicaStatus {
     pub resident: Option<String>,
     /// How the pod is.
     pub health: ReplicaHealth,
+    /// Where it is with the model that it answers with; absent from agents of releases that did not say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<ModelState>,
     /// Why it is not healthy, and what happens next.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
@@ -401,7 +440,7 @@ impl AgentStatus {
         use GateName::{Digest, Drift, Fetch, Format, Load, Memory, Prompts, Template};
         Self {
             gates: vec![Fetch, Digest, Format, Memory, Template, Load, Prompts, Drift],
-            strategies: vec![StrategyName::InPlaceSwap, StrategyName::BlueGreen],
+            strategies: vec![StrategyName::InPlaceSwap, StrategyName::BlueGreen, StrategyName::HoldRequests],
             signals: RollbackSignals::NAMES.map(str::to_owned).to_vec(),
         }
     }
@@ -498,6 +537,22 @@ open_enum!(
     }
 );
 
+open_enum!(
+    /// Where a pod is with the model that it answers with.
+    ModelState {
+        /// No model is asked of it.
+        Idle,
+        /// Requests are answered.
+        Ready,
+        /// Requests wait: what was answered with ends its last ones and is unloaded.
+        Switching,
+        /// Requests wait, or are refused where none has answered yet: the model is being loaded.
+        Loading,
+        /// It cannot be loaded, or keeps dying. It is tried again.
+        Error,
+    }
+);
+
 /// How far a pod is with a version.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -561,6 +616,8 @@ open_enum!(
         Fetching,
         /// The file's digest and header are being checked.
         Validating,
+        /// All that can be known of it before it is loaded is right: it waits for its turn, and for the room.
+        Checked,
         /// The worker is loading it.
         Loading,
         /// It answers golden prompts.
@@ -620,6 +677,12 @@ pub struct FitStatus {
     pub available: String,
     /// Whether it fits.
     pub fits: bool,
+    /// What the pod has once what it answers with is unloaded; absent where that is what it has left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub available_alone: Option<String>,
+    /// Whether it fits into that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fits_alone: Option<bool>,
 }
 
 /// Memory of a pod, in bytes.

@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 
 /// Response header that names the version.
 pub const VERSION_HEADER: &str = "x-gantry-version";
+/// What it says in a stream that was opened while its request waited for a model to be changed: its chunks name the version.
+pub const PENDING_VERSION: &str = "pending";
 /// Last event of a stream that went well.
 pub const DONE: &str = "[DONE]";
 
@@ -174,6 +176,7 @@ impl AnswerCheck {
         }
         match chunk.system_fingerprint {
             Some(version) if version == self.version => {}
+            Some(version) if self.version == PENDING_VERSION && !version.is_empty() => self.version = version,
             other => {
                 let detail = format!("the header says {}, a chunk says {other:?}", self.version);
                 return Err(Failure::new(FailureKind::MixedVersions, detail));
@@ -314,7 +317,9 @@ mod tests {
             &[chunk("v1", "", None), chunk("v1", "Os", None), chunk("v1", "lo", Some("stop")), usage, DONE.to_owned()],
         );
         let expected = Answer { version: "v1".to_owned(), text: "Oslo".to_owned(), finish_reason: "stop".to_owned() };
-        assert_eq!(answer, Ok(expected));
+        assert_eq!(answer, Ok(expected.clone()));
+        let waited = [chunk("v1", "Oslo", Some("stop")), DONE.to_owned()];
+        assert_eq!(follow(Some(PENDING_VERSION), &waited), Ok(expected), "the first chunk names it");
     }
 
     #[test]
@@ -326,6 +331,7 @@ mod tests {
             (Some(""), vec![], FailureKind::NoVersion),
             (Some("v1"), vec![chunk("v1", "a", None), chunk("v2", "b", None)], FailureKind::MixedVersions),
             (Some("v2"), vec![end.clone(), DONE.to_owned()], FailureKind::MixedVersions),
+            (Some(PENDING_VERSION), vec![chunk("v1", "a", None), chunk("v2", "b", None)], FailureKind::MixedVersions),
             (Some("v1"), vec![r#"{"choices":[]}"#.to_owned()], FailureKind::MixedVersions),
             (Some("v1"), vec![chunk("v1", "a", None), error], FailureKind::ErrorEvent),
             (Some("v1"), vec![end.clone()], FailureKind::Truncated),

@@ -43,6 +43,9 @@ mod failure;
 mod fleet;
 #[cfg(test)]
 mod fleet_tests;
+mod hold;
+#[cfg(test)]
+mod hold_tests;
 pub mod judged;
 #[cfg(test)]
 mod latch_tests;
@@ -327,6 +330,9 @@ fn start(world: &World, state: RolloutState, spec: &ValidService, restarts: i32)
                 "BlueGreen: as many pods again load {candidate}, then the Service points to them and not to {active}"
             )
         }
+        (StrategyName::HoldRequests, Some(active)) => format!(
+            "HoldRequests: one pod after the other unloads {active} and loads {candidate}; requests that come to it wait meanwhile"
+        ),
         (_, Some(active)) => format!("InPlaceSwap: pods load {candidate} beside {active}, then switch"),
         (_, None) => format!("InPlaceSwap: {candidate} is the first version, nothing is replaced"),
     };
@@ -396,6 +402,7 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
     });
     let judging = &world.of_candidate(&rollout);
     let held = spec.holds(&rollout.version);
+    rollout.turn = hold::is_hold(&rollout).then(|| hold::turn(judging, &rollout, held)).flatten();
     if held {
         // No clock runs for who is told to wait, and it begins anew when that is over.
         rollout.progress = None;
@@ -409,9 +416,16 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
     let fit = tightest_fit(judging.judges().filter_map(|pod| candidate_report(pod, &rollout))).cloned();
     match candidacy {
         Candidacy::Refused(failure) if sides::helps(world, &state, &rollout, &failure) => {
-            let sum = fit.map(|fit| format!("candidate {} > {} left beside it", fit.required, fit.available));
-            let why = sum.unwrap_or_else(|| "the candidate does not fit beside it".to_owned());
+            let (why, alone) = (not_beside(fit.as_ref()), fit.as_ref().and_then(hold::alone));
             let plan = (StrategyName::BlueGreen, format!("BlueGreen: {why}: as many pods again load it"));
+            let (mut state, _) = start_by(world, state, spec, rollout.restarts, plan);
+            state.rollout.iter_mut().for_each(|begun| begun.alone.clone_from(&alone));
+            return (state, Some(Transition::Started { version: rollout.version, instead_of: None }));
+        }
+        Candidacy::Refused(failure)
+            if let Some(plan) = last_resort(world, &state, &rollout, &failure, fit.as_ref()) =>
+        {
+            let plan = (StrategyName::HoldRequests, plan);
             let (state, _) = start_by(world, state, spec, rollout.restarts, plan);
             return (state, Some(Transition::Started { version: rollout.version, instead_of: None }));
         }
@@ -433,12 +447,34 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
     }
     rollout.message = Some(prepare_message(judging, &rollout));
     rollout.wait_reason = waits::causes(judging, &rollout).first().map(|cause| cause.reason);
-    if let Some(fit) = fit.filter(|_| !sides::is_blue_green(&rollout)) {
+    if let Some(fit) = fit.filter(|_| rollout.strategy() == StrategyName::InPlaceSwap) {
         let beside = if state.active.is_some() { " left beside the active one" } else { "" };
         rollout.plan = format!("InPlaceSwap: candidate {} <= {}{beside}", fit.required, fit.available);
     }
     state.rollout = Some(rollout);
     (state, None)
+}
+
+/// Why the candidate has no room beside the active version.
+fn not_beside(fit: Option<&FitStatus>) -> String {
+    let sum = fit.map(|fit| format!("candidate {} > {} left beside it", fit.required, fit.available));
+    sum.unwrap_or_else(|| "the candidate does not fit beside it".to_owned())
+}
+
+/// The plan of the strategy that is left where pods have no room for both versions, nor nodes for more pods: see [`hold`].
+fn last_resort(
+    world: &World,
+    state: &RolloutState,
+    now: &RolloutStatus,
+    failure: &Failure,
+    fit: Option<&FitStatus>,
+) -> Option<String> {
+    state.active.as_ref()?;
+    if sides::is_blue_green(now) && failure.is_of_no_room() {
+        return hold::last_resort(world, now.alone.as_ref(), &failure.why_no_room(world, now));
+    }
+    let alone = fit.and_then(hold::alone).filter(|_| hold::helps(world, now, failure));
+    hold::last_resort(world, alone.as_ref(), &not_beside(fit))
 }
 
 fn has_prepared(report: &ReplicaStatus, version: &str) -> bool {
@@ -588,6 +624,10 @@ fn rollback(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step
     let until = if edited { now.deadline.0.min(switch_due(now)) } else { now.deadline.0 };
     // Who answers nobody lags behind nobody.
     let lags = |pod: &CountedPod| {
+        // It has to load the way back, which answers once it is loaded.
+        if hold::is_hold(now) && !edited {
+            return pod.report.is_none_or(|report| report.version != state.active);
+        }
         let will_switch = |report: &ReplicaStatus| {
             serves(report, &now.version) && (!edited || report.resident.is_some() && report.resident == state.active)
         };
@@ -706,6 +746,8 @@ fn rollout(world: &World, version: &str, step: RolloutStep, plan: String, time: 
         resources: None,
         restarts: 0,
         bake: None,
+        turn: None,
+        alone: None,
     }
 }
 

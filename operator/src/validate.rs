@@ -473,11 +473,11 @@ impl Collector {
             self.invalid(DRIFT, format!("{name}: {error}"));
         }
         self.not_supported(gate.reference != DriftReference::Active, DRIFT, "reference: use Active");
-        if strategy == RolloutStrategy::BlueGreen {
+        if matches!(strategy, RolloutStrategy::BlueGreen | RolloutStrategy::HoldRequests) {
             self.invalid(
                 DRIFT,
-                "it is measured beside the active model, which the pods of BlueGreen do not hold; use Auto or InPlaceSwap, or \
-                 leave it out",
+                "it is measured beside the active model, which BlueGreen and HoldRequests do not keep in the pod; use Auto or \
+                 InPlaceSwap, or leave it out",
             );
         }
     }
@@ -534,11 +534,9 @@ impl Collector {
     }
 
     fn unsupported_fields(&mut self, spec: &InferenceServiceSpec) {
-        let (rollout, gates) = (&spec.rollout, &spec.rollout.gates);
-        let wants_other_strategy = rollout.strategy == RolloutStrategy::HoldRequests;
+        let gates = &spec.rollout.gates;
         let leave_out = "leave it out";
         self.not_supported(spec.cache.mode != CacheMode::None, "spec.cache.mode", "use None");
-        self.not_supported(wants_other_strategy, "spec.rollout.strategy", "use Auto, InPlaceSwap or BlueGreen");
         self.not_supported(gates.performance.is_some(), "spec.rollout.gates.performance", leave_out);
         self.not_supported(gates.shadow.is_some(), "spec.rollout.gates.shadow", "use gates.prompts to check answers");
     }
@@ -586,7 +584,6 @@ mod tests {
         let source = |source: Value| json!({"model": {"source": source}});
         let draft = |draft: Value| json!({"runtime": {"speculative": {"draft": draft}}});
         let cases = [
-            (json!({"rollout": {"strategy": "HoldRequests"}}), "spec.rollout.strategy", "InPlaceSwap"),
             (
                 json!({"rollout": {"gates": {"drift": {"reference": "Golden"}}}}),
                 "spec.rollout.gates.drift",
@@ -646,7 +643,7 @@ mod tests {
             "runtime": {"gpuMemory": "20Gi", "prefixCache": {"memory": "all", "disk": "1024Mi", "ttl": "0s"}, "speculative": {"draft": {"uri": "https://h/d.gguf"}}},
             "scheduling": {"queueTimeout": "never"},
             "api": {"responseStore": {"ttl": "long"}},
-            "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}}, "strategy": "HoldRequests",
+            "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}, "performance": {"minDecodeRatio": "0.9"}},
                 "rollback": {"signals": {"errorRate": "much"}}},
         })))
         .unwrap_err();
@@ -667,7 +664,7 @@ mod tests {
             "spec.api.responseStore",
             "spec.api.responseStore.ttl",
             "spec.rollout.gates.memory.headroom",
-            "spec.rollout.strategy",
+            "spec.rollout.gates.performance",
             "spec.rollout.rollback.signals",
         ] {
             assert!(fields.contains(&field), "{field} in {problems}");

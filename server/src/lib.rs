@@ -16,6 +16,7 @@ pub mod descriptors;
 pub mod fetch;
 pub mod front;
 pub mod gates;
+pub mod hold;
 mod journal;
 pub mod keys;
 pub mod limits;

@@ -184,6 +184,11 @@ pub const SERVICE_RATE_WINDOW: Duration = Duration::from_secs(60);
 /// Submissions of one request: a version may be retired between the choice and the submission.
 pub const SUBMIT_ATTEMPTS: usize = 4;
 
+/// How long a request waits at the most while one model is unloaded and another one loaded, where nothing says how long it may.
+pub const HELD_LIMIT: Duration = Duration::from_secs(1800);
+/// How often a stream that waits so is told how it stands.
+pub const HELD_NEWS_PERIOD: Duration = Duration::from_secs(2);
+
 /// Connections open at once, where there are descriptors for as many; one more, and one on which nothing has been asked
 /// closes: the one silent longest, else the one idle longest, else the one whose body has been coming longest. Where
 /// something has been asked on all, it waits.

@@ -257,10 +257,11 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<Exit
     let config = AgentConfig {
         service: args.service,
         namespace: args.namespace,
-        pod: args.pod,
+        pod: args.pod.clone(),
         cache_dir: args.cache_dir,
         model_volumes: MODEL_VOLUMES_DIR.into(),
         has: PodHas {
+            pod: args.pod,
             volume_bytes: args.cache_bytes,
             resources: args.pod_resources,
             side: Side::of_label(args.side.as_deref()),

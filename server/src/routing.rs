@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 
+use crate::hold::Hold;
 use crate::version::Version;
 
 /// What is in force: set as one, so no reader sees half of a change.
@@ -25,6 +26,8 @@ pub struct Router {
     routing: ArcSwap<Routing>,
     swaps: AtomicU64,
     stands_by: AtomicBool,
+    yields: AtomicBool,
+    hold: Arc<Hold>,
 }
 
 impl Router {
@@ -35,6 +38,8 @@ impl Router {
             routing: ArcSwap::from_pointee(Routing::default()),
             swaps: AtomicU64::new(0),
             stands_by: AtomicBool::new(false),
+            yields: AtomicBool::new(false),
+            hold: Arc::default(),
         })
     }
 
@@ -50,10 +55,25 @@ impl Router {
         Routing::clone(&self.routing.load())
     }
 
+    /// Has requests wait from now on for the next version that is set, since this one is unloaded.
+    pub fn hold(&self, from: &Version) {
+        self.hold.begin(from);
+        self.routing.store(Arc::default());
+    }
+
+    /// Where requests wait.
+    #[must_use]
+    pub fn held(&self) -> &Arc<Hold> {
+        &self.hold
+    }
+
     /// Puts `routing` in force for every request submitted from now on.
     pub fn set(&self, routing: Routing) {
         let active = routing.active.as_ref().map(Arc::as_ptr);
         let before = self.routing.swap(Arc::new(routing));
+        if active.is_some() {
+            self.hold.end();
+        }
         if active.is_some() && active != before.active.as_ref().map(Arc::as_ptr) {
             self.swaps.fetch_add(1, Ordering::Relaxed);
         }
@@ -68,6 +88,17 @@ impl Router {
     #[must_use]
     pub fn stands_by(&self) -> bool {
         self.stands_by.load(Ordering::Relaxed)
+    }
+
+    /// Says whether other pods answer requests while this one holds them.
+    pub fn set_yields(&self, yields: bool) {
+        self.yields.store(yields, Ordering::Relaxed);
+    }
+
+    /// Whether requests wait here while other pods answer them.
+    #[must_use]
+    pub fn yields(&self) -> bool {
+        self.yields.load(Ordering::Relaxed) && self.hold.is_switching()
     }
 
     /// How often another version became active, the first one included.

@@ -287,10 +287,10 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
         (rollout(json!({"progressDeadline": "0s"})), "a duration such as 30s, 15m or 1h30m"),
         (rollout(json!({"progressDeadline": "15 minutes"})), "a duration such as 30s, 15m or 1h30m"),
         (rollout(json!({"strategy": "Recreate"})), "supported values"),
-        (rollout(json!({"strategy": "HoldRequests"})), "carries out InPlaceSwap, BlueGreen, and Auto"),
         (rollout(json!({"gates": {"drift": {"reference": "Golden"}}})), "compares with the Active version"),
         (rollout(json!({"gates": {"drift": {"minAgreement": "0.9"}}})), "percentage"),
         (rollout(json!({"strategy": "BlueGreen", "gates": {"drift": {}}})), "use Auto or InPlaceSwap"),
+        (rollout(json!({"strategy": "HoldRequests", "gates": {"drift": {}}})), "use Auto or InPlaceSwap"),
         (
             rollout(json!({"gates": {"performance": {"minDecodeRatio": "0.9"}}})),
             "carries out memory, prompts and drift",

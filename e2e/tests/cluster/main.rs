@@ -12,6 +12,7 @@ mod evictions;
 mod faults;
 mod fleet;
 mod guards;
+mod hold;
 mod latch;
 mod lifecycle;
 mod monitoring;

@@ -8,7 +8,7 @@
 use gantry_crds::status::{BakeStatus, RolloutStatus, RolloutStep};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{ABORTED, RolloutState, Step, World, after, fleet, go_back, take_back};
+use super::{ABORTED, RolloutState, Step, World, after, fleet, go_back, hold, take_back};
 use crate::validate::ValidService;
 
 /// The bake that goes on beside a candidate which begins now.
@@ -22,6 +22,7 @@ pub(super) fn set_aside(world: &World, state: &RolloutState) -> Option<BakeStatu
             started_at: now.started_at.clone(),
             deadline: now.deadline.clone(),
             judged: now.judged.clone(),
+            strategy: now.strategy.filter(|_| hold::is_hold(now)),
         }),
         // Pods that were lost had prepared it: those that come bring it back, and it is watched like one that they have.
         RolloutStep::Commit => Some(BakeStatus {
@@ -31,6 +32,7 @@ pub(super) fn set_aside(world: &World, state: &RolloutState) -> Option<BakeStatu
             started_at: Time(world.now),
             deadline: Time(after(world.now, world.spec?.bake)),
             judged: now.judged.clone(),
+            strategy: now.strategy.filter(|_| hold::is_hold(now)),
         }),
         RolloutStep::Prepare => now.bake.clone(),
         _ => None,
@@ -90,12 +92,12 @@ pub(super) fn by_hand(
 }
 
 fn as_rollout(bake: BakeStatus, version: String) -> RolloutStatus {
-    let BakeStatus { attempt, plan, started_at, deadline, judged, .. } = bake;
+    let BakeStatus { attempt, plan, started_at, deadline, judged, strategy, .. } = bake;
     RolloutStatus {
         version,
         step: RolloutStep::Bake,
         attempt,
-        strategy: None,
+        strategy,
         plan,
         started_at,
         deadline,
@@ -106,5 +108,7 @@ fn as_rollout(bake: BakeStatus, version: String) -> RolloutStatus {
         resources: None,
         restarts: 0,
         bake: None,
+        turn: None,
+        alone: None,
     }
 }

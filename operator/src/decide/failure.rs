@@ -10,6 +10,9 @@ use crate::{
     validate::{NamedObject, RETRY_ANNOTATION},
 };
 
+/// The figure of a rollout for whose pods no node has room.
+const NO_ROOM: &str = "no room for more pods";
+
 /// Why a version is refused or taken back.
 pub(super) struct Failure {
     pub(super) gate: GateName,
@@ -109,10 +112,22 @@ impl Failure {
         Self { gate: GateName::Health, value: Some(value), message: with_action(GateName::Health, &message) }
     }
 
+    /// Whether nodes have no room for a second set of pods.
+    pub(super) fn is_of_no_room(&self) -> bool {
+        self.value.as_deref() == Some(NO_ROOM)
+    }
+
+    /// Why neither pods have room for both versions, nor nodes for more pods.
+    pub(super) fn why_no_room(&self, world: &World, now: &RolloutStatus) -> String {
+        let why = world.sides.missing_pod.unwrap_or("pods are not made");
+        let beside = now.plan.trim_start_matches("BlueGreen: ").trim_end_matches(": as many pods again load it");
+        format!("{beside}, and there is no room for as many pods again ({why})")
+    }
+
     /// Nodes have no room for a second set of pods, which Auto would have used.
     pub(super) fn of_no_room(world: &World, now: &RolloutStatus) -> Self {
         let why = world.missing_pod.unwrap_or("pods are not made");
-        let value = "no room for more pods".to_owned();
+        let value = NO_ROOM.to_owned();
         let message = limits::message(&format!(
             "{}, and there is no room for these: {why}; or raise spec.resources.memory so that it fits beside the active one; where \
              that changes nothing here, annotate the service with {RETRY_ANNOTATION}=<any new value>",

@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use super::{
     CountedPod, World, after, agents, candidate_report,
     failure::{Failure, said_of},
-    has_prepared, is_prepared, serves, sides, template,
+    has_prepared, hold, is_prepared, serves, sides, template,
 };
 use crate::{limits, text::some_of};
 
@@ -66,7 +66,7 @@ pub(super) fn judge_candidate(world: &World, now: &RolloutStatus) -> Candidacy {
         match Failure::of_candidate(pod, now) {
             Some(failure) if one_is_enough(world, now, pod, failure.gate) => return Candidacy::Refused(failure),
             // It gets no requests while others do: it takes up what they answer with when it can.
-            _ if judges_answer && !pod.ready => {}
+            _ if judges_answer && !pod.ready && !hold::is_in_turn(now, pod) => {}
             Some(failure) => refusals.push(failure),
             None => at_it += 1,
         }

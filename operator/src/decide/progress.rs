@@ -39,6 +39,8 @@ fn figure(pod: &CountedPod, now: &RolloutStatus) -> i64 {
         CandidatePhase::Failed => 0,
         CandidatePhase::Fetching | CandidatePhase::Unknown(_) => PHASE_WEIGHT + mib,
         CandidatePhase::Validating => 2 * PHASE_WEIGHT,
+        // It is as far as can be, for as long as it waits.
+        CandidatePhase::Checked => 2 * PHASE_WEIGHT + 1,
         CandidatePhase::Loading => 3 * PHASE_WEIGHT + permille,
         CandidatePhase::Testing => 4 * PHASE_WEIGHT + permille,
         CandidatePhase::Prepared => 5 * PHASE_WEIGHT,

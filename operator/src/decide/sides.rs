@@ -21,7 +21,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
-    Candidacy, CountedPod, Failure, RolloutState, SidesSeen, Step, World, after, agents, fleet, serves, take_back,
+    Candidacy, CountedPod, Failure, RolloutState, SidesSeen, Step, World, after, agents, fleet, hold, serves, take_back,
 };
 use crate::limits::{self, NO_READY_POD_PATIENCE, NO_ROOM_PATIENCE};
 
@@ -30,6 +30,7 @@ pub(super) fn strategy(world: &World, state: &RolloutState) -> StrategyName {
     let asked = world.spec.map(|spec| spec.strategy);
     match (asked, &state.active) {
         (Some(RolloutStrategy::BlueGreen), Some(_)) => StrategyName::BlueGreen,
+        (Some(RolloutStrategy::HoldRequests), Some(_)) => StrategyName::HoldRequests,
         _ => StrategyName::InPlaceSwap,
     }
 }
@@ -60,7 +61,7 @@ pub(super) fn helps(world: &World, state: &RolloutState, now: &RolloutStatus, fa
     let is_auto = world.spec.is_some_and(|spec| spec.strategy == RolloutStrategy::Auto);
     let lacks_room = failure.gate == GateName::Memory && state.active.is_some();
     let compares = world.spec.is_some_and(|spec| spec.compares);
-    is_auto && lacks_room && !compares && !is_blue_green(now) && can_begin(world)
+    is_auto && lacks_room && !compares && now.strategy() == StrategyName::InPlaceSwap && can_begin(world)
 }
 
 /// Judges a candidate by the pods of its side: as many have to be ready with it as there should be, or more than half once the
@@ -100,7 +101,8 @@ pub(super) fn asks_for_another_way(world: &World, state: &RolloutState, now: &Ro
     let asked = world.spec.map(|spec| spec.strategy);
     let fits = match asked {
         Some(RolloutStrategy::BlueGreen) => is_blue_green(now) || !can_begin(world),
-        Some(RolloutStrategy::InPlaceSwap) => !is_blue_green(now),
+        Some(RolloutStrategy::InPlaceSwap) => now.strategy() == StrategyName::InPlaceSwap,
+        Some(RolloutStrategy::HoldRequests) => hold::is_hold(now),
         _ => true,
     };
     state.active.is_some() && !fits

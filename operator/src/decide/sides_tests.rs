@@ -230,7 +230,13 @@ fn it_does_not_begin_while_pods_answer_that_do_not_say_of_which_side_they_are() 
 fn without_room(scene: &mut Scene) {
     let result =
         GateResult { name: GateName::Memory, verdict: GateVerdict::Fail, value: None, message: Some("no".to_owned()) };
-    let fit = FitStatus { required: "17Gi".to_owned(), available: "12Gi".to_owned(), fits: false };
+    let fit = FitStatus {
+        required: "17Gi".to_owned(),
+        available: "12Gi".to_owned(),
+        fits: false,
+        available_alone: None,
+        fits_alone: None,
+    };
     let refused = CandidateStatus { gates: vec![result], fit: Some(fit), ..refused(&name(2)) };
     scene.all(|report| report.candidate = Some(refused.clone()));
 }

@@ -52,6 +52,7 @@ pub(super) fn report(pod: &str, at: i64) -> ReplicaStatus {
         prepared: None,
         resident: None,
         health: ReplicaHealth::Healthy,
+        state: None,
         message: None,
         candidate: None,
         breach: None,

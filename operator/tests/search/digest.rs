@@ -32,7 +32,7 @@ fn every_text(value: &mut Value, change: &mut impl FnMut(&mut String)) {
 }
 
 /// What is for people, or the same for all.
-const WORDS: [&str; 6] = ["message", "plan", "summary", "value", "reportedAt", "agent"];
+const WORDS: [&str; 7] = ["message", "plan", "summary", "value", "reportedAt", "agent", "state"];
 
 /// A hash of all that is in it but words.
 fn hash_of<T: Serialize>(value: &T, without: &[&str]) -> u64 {
@@ -63,6 +63,6 @@ pub(super) fn hash_of_state(state: &RolloutState) -> u64 {
     (active, candidate, previous, active_side, attempts).hash(&mut hasher);
     versions.iter().for_each(|version| version.name.hash(&mut hasher));
     // How far each pod is goes with the pod, and when a version was refused is for people.
-    (hash_of(rollout, &["pods"]), hash_of(rejected, &["at"])).hash(&mut hasher);
+    (hash_of(rollout, &["pods", "turn"]), hash_of(rejected, &["at"])).hash(&mut hasher);
     hasher.finish()
 }

@@ -133,7 +133,7 @@ pub(super) fn search(first: World) -> Result<Searched, Box<Trace>> {
             for (hash, event, world) in new {
                 if let Entry::Vacant(new) = known.entry(hash) {
                     new.insert(Found { from: Some((from, event)), next: None });
-                    searched.reached.extend(&world.reached);
+                    searched.reached.extend(world.reached.iter());
                     frontier.push((hash, world));
                 }
             }

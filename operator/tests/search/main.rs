@@ -52,6 +52,9 @@ fn scenarios() -> Vec<(&'static str, World)> {
     let settled = |pods, natures, asks: &[Option<Ask>], faults, edits| {
         World::settled(Scenario::new(pods, natures, asks), faults + more, edits)
     };
+    let held = |pods, natures, asks: &[Option<Ask>], faults, edits| {
+        World::settled(Scenario::new(pods, natures, asks).holding(), faults + more, edits)
+    };
     vec![
         ("the first version, 2 pods", World::new(Scenario::new(2, GOOD, &[]), 1 + more, 0)),
         ("a good one, 1 pod", settled(1, GOOD, &one, 2, 1)),
@@ -63,6 +66,13 @@ fn scenarios() -> Vec<(&'static str, World)> {
         ("a good one, 3 pods", settled(3, GOOD, &one, 1, 1)),
         ("a refused one, 3 pods", settled(3, refused(), &one, 1, 1)),
         ("edits, 3 pods", settled(3, GOOD, &two[..2], 0, 2)),
+        ("held, a good one, 1 pod", held(1, GOOD, &one, 1, 1)),
+        ("held, a good one, 2 pods", held(2, GOOD, &one, 1, 1)),
+        ("held, a refused one, 2 pods", held(2, refused(), &one, 1, 1)),
+        ("held, one that dies, 2 pods", held(2, second(Nature::Dies), &one, 1, 1)),
+        ("held, edits, 1 pod", held(1, GOOD, &two, 0, 2)),
+        ("held, edits, 2 pods", held(2, refused(), &two, 0, 2)),
+        ("held, one that does not load, 1 pod", held(1, second(Nature::Refused(GateName::Load)), &one, 1, 1)),
     ]
 }
 

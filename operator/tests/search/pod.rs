@@ -1,7 +1,7 @@
 //! A pod: the agent's own functions, with gates, workers and the watch played by the search.
 
 use std::{
-    collections::hash_map::DefaultHasher,
+    collections::{BTreeSet, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
     sync::{Arc, LazyLock},
     time::{Duration, Instant},
@@ -41,18 +41,32 @@ static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 /// What a status asks of pods, made once for all that see it.
 #[derive(Debug)]
 pub(super) struct Asked {
-    pub(super) desired: Desired,
+    desired: Desired,
+    /// What is asked of the pod whose turn it is.
+    in_turn: Option<(String, Desired)>,
     hash: u64,
 }
 
 impl Asked {
     pub(super) fn of(status: &InferenceServiceStatus, resources: &str) -> Arc<Self> {
-        let desired = Desired::of(status, Some(resources), Side::Blue);
+        let desired = Desired::of(status, "", Some(resources), Side::Blue);
+        let turn = status.rollout.as_ref().and_then(|rollout| rollout.turn.as_ref());
+        let in_turn = turn.map(|turn| {
+            let desired = Desired::of(status, &turn.pod, Some(resources), Side::Blue);
+            (turn.pod.clone(), desired)
+        });
         let mut hasher = DefaultHasher::new();
         (&desired.active, &desired.previous, desired.attempt).hash(&mut hasher);
         (desired.candidate.as_ref().map(|one| (&one.version, one.attempt)), &desired.kept).hash(&mut hasher);
         desired.versions.keys().for_each(|name| name.hash(&mut hasher));
-        Arc::new(Self { desired, hash: hasher.finish() })
+        desired.holds.hash(&mut hasher);
+        Arc::new(Self { desired, in_turn, hash: hasher.finish() })
+    }
+
+    /// What is asked of a pod.
+    fn of_pod(&self, pod: &str) -> &Desired {
+        let own = self.in_turn.as_ref().filter(|(name, _)| name == pod);
+        own.map_or(&self.desired, |(_, desired)| desired)
     }
 }
 
@@ -75,6 +89,8 @@ pub(super) struct Pod {
     pub(super) trouble: bool,
     /// It is of the template with much memory.
     pub(super) large: bool,
+    /// Versions of which the gates end before they are loaded.
+    checks: BTreeSet<String>,
     /// Gates that a broken agent has not called off.
     leaked: Option<Versions>,
     /// Something befell it that befell no other: its word may be about itself.
@@ -95,6 +111,7 @@ impl Pod {
             cut_off: false,
             trouble: false,
             large,
+            checks: BTreeSet::new(),
             leaked: None,
             marked: false,
         }
@@ -113,7 +130,15 @@ impl Pod {
     /// Whether requests that come to it are answered.
     pub(super) fn ready(&self) -> bool {
         let serving = self.serving().and_then(|name| self.versions.get(name));
-        !self.cut_off && serving.is_some_and(gantry_rollout::Entry::is_up)
+        // Who waits gets an answer, and is not sent to where others give one.
+        let yields = || self.asked.as_ref().is_some_and(|asked| self.versions.yields(asked.of_pod(&self.name)));
+        let waits = self.versions.route().is_held() && !yields();
+        !self.cut_off && (waits || serving.is_some_and(gantry_rollout::Entry::is_up))
+    }
+
+    /// Whether requests wait in it for the next version.
+    pub(super) fn holds(&self) -> bool {
+        self.versions.route().is_held()
     }
 
     /// The watch brings an object, and the agent does what follows.
@@ -133,13 +158,13 @@ impl Pod {
 
     /// Whether the watch would bring news.
     pub(super) fn is_behind(&self, asked: &Arc<Asked>, has_entry: bool) -> bool {
-        let same = |old: &Arc<Asked>| Arc::ptr_eq(old, asked) || old.desired == asked.desired;
+        let same = |old: &Arc<Asked>| Arc::ptr_eq(old, asked) || old.of_pod(&self.name) == asked.of_pod(&self.name);
         !self.cut_off && (!self.asked.as_ref().is_some_and(same) || self.wrote && !has_entry)
     }
 
     fn settle(&mut self, broken: Option<Broken>) -> Result<(), Violation> {
         let Some(asked) = self.asked.clone() else { return Ok(()) };
-        let desired = &asked.desired;
+        let desired = asked.of_pod(&self.name);
         let before = self.versions.clone();
         let actions = self.versions.settle(desired, self.clock, &mut self.lines);
         let switches = |action: &Action| matches!(action, Action::Route(_)) && before.route().active.is_some();
@@ -157,6 +182,8 @@ impl Pod {
         for action in &actions {
             match action {
                 Action::Route(Route { active, .. }) => answers.clone_from(active),
+                Action::Prepare { version, loads: false, .. } => drop(self.checks.insert(version.clone())),
+                Action::Prepare { version, .. } => drop(self.checks.remove(version)),
                 Action::Retire { version } | Action::Forget { version } | Action::Drop { version }
                     if answers.as_ref() == Some(version) =>
                 {
@@ -198,6 +225,11 @@ impl Pod {
         self.versions.iter().filter(move |(_, entry)| at(entry.phase)).map(|(name, _)| name.as_str())
     }
 
+    /// Whether the gates of a version end before it is loaded.
+    pub(super) fn only_checks(&self, version: &str) -> bool {
+        self.checks.contains(version)
+    }
+
     /// Versions that are being unloaded.
     pub(super) fn retiring(&self) -> impl Iterator<Item = &str> {
         self.versions.iter().filter(|(_, entry)| entry.phase == Phase::Retiring).map(|(name, _)| name.as_str())
@@ -208,6 +240,9 @@ impl Pod {
         let entry = self.versions.get(version)?;
         // To restore it no golden prompts are asked.
         let refuses = refuses.filter(|gate| entry.attempt.is_some() || *gate != GateName::Prompts);
+        if self.only_checks(version) {
+            return refuses.filter(|gate| !matches!(gate, GateName::Load | GateName::Prompts));
+        }
         let loads = entry.health.is_none();
         let refuses = refuses.filter(|gate| loads || *gate == GateName::Prompts);
         refuses.or((loads && self.trouble).then_some(GateName::Load))
@@ -225,6 +260,7 @@ impl Pod {
         let outcome = match refuses {
             _ if phase == Phase::Cancelling => Outcome::Cancelled,
             Some(gate) => Outcome::Refused(Refusal::new(gate, "no").with_value("0")),
+            None if self.only_checks(version) => Outcome::Checked,
             None => Outcome::Passed,
         };
         let passed = outcome == Outcome::Passed && is_candidate;
@@ -255,7 +291,9 @@ impl Pod {
 
     /// Whether time alone would change something.
     pub(super) fn waits(&self) -> bool {
-        self.versions.next_retry(self.clock).is_some()
+        let asked = self.asked.as_ref().map(|asked| asked.of_pod(&self.name));
+        let later = |desired| !self.versions.plan(desired, self.clock + LONG).is_empty();
+        self.versions.next_retry(self.clock).is_some() && asked.is_some_and(later)
     }
 
     pub(super) fn wait(&mut self, broken: Option<Broken>) -> Result<(), Violation> {
@@ -268,7 +306,7 @@ impl Pod {
         if self.cut_off {
             return None;
         }
-        let desired = self.asked.as_ref().map(|asked| &asked.desired)?;
+        let desired = self.asked.as_ref().map(|asked| asked.of_pod(&self.name))?;
         let snapshot = self.versions.snapshot(Some(desired), &self.lines, self.clock);
         let entry = entry(&self.name, &snapshot, Figures::default(), None, NOW);
         (self.cadence.decide(&entry, replicas, self.clock + LONG) == Decision::Write).then_some(entry)
@@ -282,15 +320,17 @@ impl Pod {
     /// Of two pods with the same hash the same is to be expected.
     pub(super) fn hash(&self, hasher: &mut DefaultHasher) {
         (self.asked.as_ref().map(|asked| asked.hash), self.wrote).hash(hasher);
-        (self.cut_off, self.trouble, self.large, self.marked).hash(hasher);
-        let Route { active, previous } = self.versions.route();
-        (active, previous).hash(hasher);
+        let turn = self.asked.as_ref().map(|asked| asked.of_pod(&self.name)).map(|own| (own.has_turn, own.yields));
+        (self.cut_off, self.trouble, self.large, self.marked, turn).hash(hasher);
+        let Route { active, previous, held_from } = self.versions.route();
+        (active, previous, held_from, &self.checks).hash(hasher);
         for (name, entry) in self.versions.iter() {
             (name, entry.phase, entry.attempt, entry.passed).hash(hasher);
             (entry.is_up(), entry.health.is_some()).hash(hasher);
             entry.refusal.as_ref().map(|refusal| refusal.gate.as_str()).hash(hasher);
             entry.retry_at.map(|at| at > self.clock).hash(hasher);
             entry.slow_at().map(|at| at > self.clock).hash(hasher);
+            entry.in_vain_until.map(|at| at > self.clock).hash(hasher);
             for line in [self.lines.get(name), entry.told.last()] {
                 line.is_some().hash(hasher);
                 line.into_iter().for_each(|line| hash_line(line, hasher));

@@ -1,6 +1,6 @@
 //! What is searched: a number of pods, what the models are like, and what the user may ask for.
 
-use gantry_crds::{InferenceService, status::GateName};
+use gantry_crds::{InferenceService, inference_service::RolloutStrategy, status::GateName};
 use gantry_operator::validate::{ValidService, validate};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
@@ -60,6 +60,8 @@ pub(super) struct Scenario {
     /// What the user may ask for; `None` is a spec that cannot be carried out.
     pub(super) asks: Vec<Option<Ask>>,
     pub(super) broken: Option<Broken>,
+    /// The strategy is HoldRequests.
+    pub(super) holds: bool,
     pub(super) specs: Vec<(Ask, ValidService)>,
     pub(super) names: Vec<String>,
     /// What pods with little and with much memory are called.
@@ -80,6 +82,7 @@ impl Scenario {
             natures,
             asks: asks.to_vec(),
             broken: None,
+            holds: false,
             names: models.map(|model| Ask::of(model).spec().wanted.name).collect(),
             resources: [0, 2].map(|variant| Ask { model: 1, variant }.spec().pod.resources_hash()),
             specs: asked.into_iter().map(|ask| (ask, judged(ask.spec()))).collect(),
@@ -88,6 +91,12 @@ impl Scenario {
 
     pub(super) fn breaking(self, broken: Broken) -> Self {
         Self { broken: Some(broken), ..self }
+    }
+
+    /// The same with HoldRequests.
+    pub(super) fn holding(mut self) -> Self {
+        self.specs.iter_mut().for_each(|(_, spec)| spec.strategy = RolloutStrategy::HoldRequests);
+        Self { holds: true, ..self }
     }
 
     pub(super) fn spec(&self, ask: Ask) -> &ValidService {

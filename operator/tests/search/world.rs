@@ -133,10 +133,10 @@ pub(super) struct World {
     /// Pods that have died.
     deaths: u8,
     /// Models that were active, and those that passed as a candidate in a pod.
-    were_active: BTreeSet<String>,
-    validated: BTreeSet<String>,
+    were_active: Arc<BTreeSet<String>>,
+    validated: Arc<BTreeSet<String>>,
     /// Names of the steps that were written.
-    pub(super) reached: BTreeSet<&'static str>,
+    pub(super) reached: Arc<BTreeSet<&'static str>>,
 }
 
 impl World {
@@ -157,9 +157,9 @@ impl World {
             edits: 0,
             undisturbed: true,
             deaths: 0,
-            were_active: BTreeSet::new(),
-            validated: BTreeSet::new(),
-            reached: BTreeSet::new(),
+            were_active: Arc::default(),
+            validated: Arc::default(),
+            reached: Arc::default(),
             scenario,
         };
         (0..world.object.replicas).for_each(|_| world.pod_comes());
@@ -264,7 +264,8 @@ impl World {
                 let model = self.scenario.model(name);
                 if entry.phase == Phase::Preparing && self.scenario.nature(name) != Nature::Refused(GateName::Prompts) {
                     let gates = [GateName::Fetch, GateName::Memory, GateName::Load];
-                    events.extend(gates.map(|gate| Event::GateRefuses(at, model, gate)));
+                    let can = gates.into_iter().filter(|gate| *gate != GateName::Load || !pod.only_checks(name));
+                    events.extend(can.map(|gate| Event::GateRefuses(at, model, gate)));
                 }
                 events.extend(entry.is_up().then_some(Event::WorkerFails(at, model)));
             }
@@ -332,7 +333,7 @@ impl World {
                 };
                 let pod = world.pod(at);
                 if pod.gates_end(name, pod.natural(name, by_nature), broken)? {
-                    world.validated.insert(name.to_owned());
+                    Arc::make_mut(&mut world.validated).insert(name.to_owned());
                 }
             }
             Event::GateRefuses(at, model, gate) => {
@@ -643,10 +644,10 @@ impl World {
         self.check_verdict(&plan.state)?;
         let step = |state: &RolloutState| state.rollout.as_ref().map(|rollout| rollout.step);
         if step(&self.object.state) == Some(RolloutStep::Prepare) && step(&plan.state) == Some(RolloutStep::Bake) {
-            self.reached.insert("Resumed");
+            Arc::make_mut(&mut self.reached).insert("Resumed");
         }
-        self.reached.extend(plan.transition.as_ref().map(word));
-        self.were_active.extend(plan.state.active.clone());
+        Arc::make_mut(&mut self.reached).extend(plan.transition.as_ref().map(word));
+        Arc::make_mut(&mut self.were_active).extend(plan.state.active.clone());
         let scenario = Arc::clone(&self.scenario);
         self.change(|object| object.set_state(&scenario, plan.state.clone()));
         Ok(true)
@@ -673,7 +674,9 @@ impl World {
     fn check_pods(&self, before: &Self, event: Event) -> Result<(), Violation> {
         for pod in &self.pods {
             let Some(name) = pod.serving() else { continue };
-            if !self.validated.contains(name) || !self.were_active.contains(name) {
+            // Where one goes for the other, each pod answers with what it has proved itself.
+            let was_active = self.were_active.contains(name) || self.scenario.holds;
+            if !self.validated.contains(name) || !was_active {
                 let how = format!("{} answers with {name}, which no pod has passed through its gates", pod.name);
                 return Err(Invariant::OnlyValidatedAnswer.broken(how));
             }
@@ -685,7 +688,13 @@ impl World {
             }
             return Ok(());
         }
-        for pod in before.pods.iter().filter(|pod| pod.ready()) {
+        // One whose turn it is takes itself out, since others answer.
+        let gives_way = |pod: &&Arc<Pod>| !self.pods.iter().any(|now| now.name == pod.name && now.holds());
+        // What a pod knows of the others may be old where some of them have gone.
+        if self.undisturbed && before.pods.iter().any(|pod| pod.ready()) && !self.pods.iter().any(|pod| pod.ready()) {
+            return Err(Invariant::SomeoneAnswers.broken("nobody answers any more"));
+        }
+        for pod in before.pods.iter().filter(|pod| pod.ready()).filter(gives_way) {
             if !self.pods.iter().any(|now| now.name == pod.name && now.ready()) {
                 return Err(Invariant::SomeoneAnswers.broken(format!("{} answers no more", pod.name)));
             }
@@ -771,6 +780,8 @@ impl World {
         for pod in &self.pods {
             let mut hasher = DefaultHasher::new();
             pod.hash(&mut hasher);
+            let turn = state.rollout.as_ref().and_then(|rollout| rollout.turn.as_ref());
+            turn.filter(|turn| turn.pod == pod.name).map(|turn| turn.yields).hash(&mut hasher);
             self.object.report(&pod.name).map(|told| told.hash).hash(&mut hasher);
             figure(&pod.name).hash(&mut hasher);
             if let Some(past) = past {

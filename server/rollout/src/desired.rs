@@ -21,6 +21,12 @@ pub struct Desired {
     pub stands_by: bool,
     /// The version that answers since the last switch, while it is watched: whether its figures pass the limits of the signals.
     pub watched: Option<String>,
+    /// Whether what answers is unloaded before another version is loaded, while requests wait.
+    pub holds: bool,
+    /// Whether this pod is to do so now for the candidate.
+    pub has_turn: bool,
+    /// Whether other pods answer requests while this one has its turn.
+    pub yields: bool,
     /// Further versions that stay as they are.
     pub kept: BTreeSet<String>,
     /// What the versions are.
@@ -41,10 +47,10 @@ pub struct Candidate {
 }
 
 impl Desired {
-    /// What `status` asks of a pod of this `side` with these `resources`, as the operator calls them; `None` where that is not
+    /// What `status` asks of the `pod` of this `side` with these `resources`, as the operator calls them; `None` where that is not
     /// known.
     #[must_use]
-    pub fn of(status: &InferenceServiceStatus, resources: Option<&str>, side: Side) -> Self {
+    pub fn of(status: &InferenceServiceStatus, pod: &str, resources: Option<&str>, side: Side) -> Self {
         let stands_by = side != status.active_side.unwrap_or_default();
         let rollout = status.rollout.as_ref();
         let of_sides = rollout.is_some_and(|rollout| rollout.strategy() == StrategyName::BlueGreen);
@@ -76,6 +82,8 @@ impl Desired {
             Some(rollout) => (None, Some(rollout.version.clone())),
             None => (None, status.candidate_version.clone()),
         };
+        let holds = rollout.is_some_and(|rollout| rollout.strategy() == StrategyName::HoldRequests);
+        let turn = rollout.and_then(|rollout| rollout.turn.as_ref()).filter(|turn| holds && turn.pod == pod);
         Self {
             active,
             candidate,
@@ -83,6 +91,9 @@ impl Desired {
             previous,
             stands_by,
             watched,
+            holds: holds && !stands_by,
+            has_turn: turn.is_some() && !stands_by,
+            yields: turn.is_some_and(|turn| turn.yields),
             kept: kept.into_iter().collect(),
             versions: status.versions.iter().map(|version| (version.name.clone(), version.clone())).collect(),
             unreadable: BTreeMap::new(),

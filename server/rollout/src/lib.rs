@@ -8,6 +8,7 @@
 
 mod desired;
 mod health;
+mod hold;
 pub mod limits;
 pub mod line;
 mod phase;

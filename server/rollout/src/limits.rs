@@ -8,6 +8,8 @@ pub const PLAN_ROUNDS_MAX: usize = 8;
 pub const RETRY_MIN: Duration = Duration::from_secs(2);
 /// The longest such wait.
 pub const RETRY_MAX: Duration = Duration::from_secs(60);
+/// The wait before a version that was refused when all others had been unloaded for it has them unloaded once more.
+pub const RETRY_IN_VAIN: Duration = Duration::from_secs(600);
 /// How long a pod brings the active version back before a candidate is prepared beside that, however well it gets on: a source
 /// that sends a byte now and then must not keep the cure away.
 pub const RESTORE_ALONE: Duration = Duration::from_secs(30);

@@ -5,6 +5,8 @@
 pub enum Phase {
     /// It passes the gates; its worker, if there is one yet, answers nobody.
     Preparing,
+    /// All that can be known of it before it is loaded is right; nothing of it is loaded.
+    Checked,
     /// It is loaded, and the golden prompts are asked again for a new attempt.
     Checking,
     /// Its gates are being called off.
@@ -25,6 +27,7 @@ impl Phase {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Preparing => "preparing",
+            Self::Checked => "checked",
             Self::Checking => "checking",
             Self::Cancelling => "cancelling",
             Self::Ready => "ready",
@@ -42,6 +45,8 @@ pub enum Step {
     Prepare,
     /// The gates are called off.
     Cancel,
+    /// It passed those gates that need nothing of it loaded.
+    Checked,
     /// It passed.
     Passed,
     /// A gate refused it.
@@ -67,6 +72,7 @@ impl Step {
         match self {
             Self::Prepare => "prepare",
             Self::Cancel => "cancel",
+            Self::Checked => "checked",
             Self::Passed => "passed",
             Self::Refused => "refused",
             Self::NoRoom => "no room",
@@ -92,21 +98,22 @@ pub enum Next {
 #[must_use]
 pub fn next(phase: Option<Phase>, step: Step) -> Option<Next> {
     use Next::{Gone, Phase as To};
-    use Phase::{Cancelling, Checking, Preparing, Ready, Refused, Retiring, Waiting};
+    use Phase::{Cancelling, Checked, Checking, Preparing, Ready, Refused, Retiring, Waiting};
     Some(match (phase, step) {
-        (None | Some(Waiting | Refused), Step::Prepare) => To(Preparing),
+        (None | Some(Checked | Waiting | Refused), Step::Prepare) => To(Preparing),
         (Some(Ready), Step::Prepare) => To(Checking),
         (Some(Preparing | Checking), Step::Cancel) => To(Cancelling),
         (Some(Preparing | Checking | Cancelling), Step::Passed) => To(Ready),
+        (Some(Preparing), Step::Checked) => To(Checked),
         (Some(Preparing), Step::Refused) => To(Refused),
         (Some(Preparing), Step::NoRoom) => To(Waiting),
         // It stays loaded: it may be the way back of another version.
         (Some(Checking), Step::Refused) => To(Ready),
-        (Some(Cancelling), Step::Refused | Step::NoRoom | Step::Cancelled) => Gone,
+        (Some(Cancelling), Step::Checked | Step::Refused | Step::NoRoom | Step::Cancelled) => Gone,
         (Some(Ready), Step::WorkerFailed) => To(Refused),
         (Some(Ready), Step::Retire) => To(Retiring),
         (Some(Retiring), Step::Retired) => Gone,
-        (Some(Waiting | Refused), Step::Forget) => Gone,
+        (Some(Checked | Waiting | Refused), Step::Forget) => Gone,
         _ => return None,
     })
 }

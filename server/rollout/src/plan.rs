@@ -5,11 +5,13 @@
 //! version comes before the candidate, unless it cannot be had or is long in coming; a candidate begins only when nothing is being unloaded, so that
 //! the memory gate sees what will be there; where another side answers, a candidate is prepared alone and answered with once it
 //! has passed; one of which this release does not know all is not begun with, and taken as the
-//! active version only where nothing else answers. Called again after its actions were carried out, it asks for nothing.
+//! active version only where nothing else answers. Called again after its actions were carried out, it asks for nothing. Where one
+//! version has to go before another one is loaded, other rules hold: see `hold`.
 
 use std::collections::BTreeMap;
 
 use crate::desired::Desired;
+use crate::hold;
 use crate::phase::Phase;
 
 /// Which versions answer.
@@ -19,6 +21,16 @@ pub struct Route {
     pub active: Option<String>,
     /// None, unless the switch is taken back.
     pub previous: Option<String>,
+    /// What answered last, where requests wait until the next one does.
+    pub held_from: Option<String>,
+}
+
+impl Route {
+    /// Whether no version answers and requests wait for the next one.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.active.is_none() && self.held_from.is_some()
+    }
 }
 
 /// What is there.
@@ -45,6 +57,8 @@ pub struct Known {
     pub outdated: bool,
     /// It is being brought back for longer than a candidate waits for that.
     pub slow: bool,
+    /// It was refused when all others had been unloaded for it: they are not once more.
+    pub in_vain: bool,
 }
 
 /// Why a version is prepared.
@@ -68,6 +82,9 @@ pub enum Action {
         version: String,
         /// What for.
         purpose: Purpose,
+        /// Whether it is loaded; else it is checked as far as can be without, against the memory that there is once all others
+        /// are unloaded.
+        loads: bool,
     },
     /// Let these versions answer.
     Route(Route),
@@ -96,6 +113,9 @@ pub enum Action {
 /// Says what to do next.
 #[must_use]
 pub fn plan(desired: &Desired, current: &Current) -> Vec<Action> {
+    if desired.holds {
+        return hold::plan(desired, current);
+    }
     let route = route(desired, current);
     let mut actions = Vec::new();
     if route != current.route {
@@ -127,7 +147,9 @@ fn route(desired: &Desired, current: &Current) -> Route {
     };
     let previous = desired.previous.as_deref().filter(|_| !gives_way(desired, current));
     let previous = previous.filter(loaded).filter(|previous| Some(*previous) != active);
-    Route { active: active.map(str::to_owned), previous: previous.map(str::to_owned) }
+    // Who waits goes on waiting where the strategy is another one by now.
+    let held_from = current.route.held_from.clone().filter(|_| active.is_none());
+    Route { active: active.map(str::to_owned), previous: previous.map(str::to_owned), held_from }
 }
 
 /// Whether the version to go back to makes room: the candidate waits for that, and nothing else is about to make any. It
@@ -164,7 +186,9 @@ fn drops(desired: &Desired, current: &Current, route: &Route) -> Vec<Action> {
             Phase::Ready if !answers && desired.is_only_previous(name) && gives_way(desired, current) => {
                 actions.push(Action::Retire { version });
             }
-            Phase::Waiting | Phase::Refused if !desired.names(name) => actions.push(Action::Forget { version }),
+            Phase::Checked | Phase::Waiting | Phase::Refused if !desired.names(name) => {
+                actions.push(Action::Forget { version });
+            }
             _ => {}
         }
     }
@@ -178,12 +202,13 @@ fn restore(desired: &Desired, current: &Current) -> Option<Action> {
     if desired.unknown.contains_key(&version) && current.route.active.is_some() {
         return None;
     }
-    is_due(current, &version).then_some(Action::Prepare { version, purpose: Purpose::Restore })
+    is_due(current, &version).then_some(Action::Prepare { version, purpose: Purpose::Restore, loads: true })
 }
 
 /// Whether it is time to bring a version back that was proved before.
 fn is_due(current: &Current, version: &str) -> bool {
     current.versions.get(version).is_none_or(|known| match known.phase {
+        Phase::Checked => true,
         Phase::Refused | Phase::Waiting => known.retry_due || known.outdated,
         _ => false,
     })
@@ -198,7 +223,7 @@ fn way_back(desired: &Desired, current: &Current, route: &Route, unloads: bool) 
     let at_rest = |known: &Known| matches!(known.phase, Phase::Ready | Phase::Waiting | Phase::Refused);
     let alone = desired.candidate.is_none() && !unloads && current.versions.values().all(at_rest);
     let begins = answers && alone && is_due(current, &version);
-    begins.then_some(Action::Prepare { version, purpose: Purpose::Restore })
+    begins.then_some(Action::Prepare { version, purpose: Purpose::Restore, loads: true })
 }
 
 /// Begins with the candidate when its turn has come.
@@ -215,7 +240,7 @@ fn candidate(desired: &Desired, current: &Current, route: &Route, unloads: bool)
         // A source that sends a byte now and then would hold every candidate up, the cure among them.
         Phase::Preparing => !known.slow,
         Phase::Checking | Phase::Cancelling | Phase::Retiring => true,
-        Phase::Ready | Phase::Waiting | Phase::Refused => false,
+        Phase::Ready | Phase::Checked | Phase::Waiting | Phase::Refused => false,
     };
     if unloads || current.versions.values().any(busy) {
         return None;
@@ -230,13 +255,15 @@ fn candidate(desired: &Desired, current: &Current, route: &Route, unloads: bool)
     let judged = |known: &Known| known.attempt == Some(wanted.attempt);
     let begins = current.versions.get(&version).is_none_or(|known| match known.phase {
         Phase::Ready => !judged(known),
+        Phase::Checked => true,
         Phase::Refused => !judged(known) || known.outdated,
         Phase::Waiting => !judged(known) || known.outdated || known.retry_due || has_room(),
         _ => false,
     });
-    begins.then_some(Action::Prepare { version, purpose: Purpose::Candidate { attempt: wanted.attempt } })
+    let purpose = Purpose::Candidate { attempt: wanted.attempt };
+    begins.then_some(Action::Prepare { version, purpose, loads: true })
 }
 
 #[cfg(test)]
 #[path = "plan_tests.rs"]
-mod tests;
+pub(crate) mod tests;

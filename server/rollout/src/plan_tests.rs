@@ -14,7 +14,7 @@ use crate::phase::{Next, Step, next};
 
 const NAMES: [&str; 4] = ["v1", "v2", "v3", "v4"];
 
-fn desired(active: Option<&str>, candidate: Option<(&str, i64)>, previous: Option<&str>) -> Desired {
+pub(crate) fn desired(active: Option<&str>, candidate: Option<(&str, i64)>, previous: Option<&str>) -> Desired {
     let source = SourceSpec::default();
     let model = ModelSpec { served_name: "m".into(), source };
     let version =
@@ -26,6 +26,9 @@ fn desired(active: Option<&str>, candidate: Option<(&str, i64)>, previous: Optio
         previous: previous.map(str::to_owned),
         stands_by: false,
         watched: None,
+        holds: false,
+        has_turn: false,
+        yields: false,
         kept: BTreeSet::new(),
         versions: NAMES.iter().map(|name| ((*name).to_owned(), version(name))).collect(),
         unreadable: BTreeMap::new(),
@@ -41,9 +44,14 @@ fn keeping(version: &str, desired: Desired) -> Desired {
     Desired { kept: BTreeSet::from([version.to_owned()]), ..desired }
 }
 
-fn known(phase: Phase, attempt: Option<i64>) -> Known {
+/// The same where one version has to go before another one is loaded.
+pub(crate) fn holding(has_turn: bool, desired: Desired) -> Desired {
+    Desired { holds: true, has_turn, ..desired }
+}
+
+pub(crate) fn known(phase: Phase, attempt: Option<i64>) -> Known {
     let worker_up = matches!(phase, Phase::Ready | Phase::Checking);
-    Known { phase, attempt, worker_up, retry_due: false, outdated: false, slow: false }
+    Known { phase, attempt, worker_up, retry_due: false, outdated: false, slow: false, in_vain: false }
 }
 
 /// What a version asks for that this release does not know.
@@ -51,21 +59,25 @@ fn not_knowing(version: &str, desired: Desired) -> Desired {
     Desired { unknown: BTreeMap::from([(version.to_owned(), vec!["runtime.x".to_owned()])]), ..desired }
 }
 
-fn current(active: Option<&str>, previous: Option<&str>, versions: &[(&str, Known)]) -> Current {
+pub(crate) fn current(active: Option<&str>, previous: Option<&str>, versions: &[(&str, Known)]) -> Current {
     Current {
-        route: Route { active: active.map(str::to_owned), previous: previous.map(str::to_owned) },
+        route: Route { active: active.map(str::to_owned), previous: previous.map(str::to_owned), held_from: None },
         versions: versions.iter().map(|(name, known)| ((*name).to_owned(), known.clone())).collect(),
     }
 }
 
-/// A plan in short: `restore v1`, `try v2 1`, `route v2 v1`, `cancel v2`, `retire v1`, `forget v1`.
-fn planned(desired: &Desired, current: &Current) -> Vec<String> {
+/// A plan in short: `restore v1`, `try v2 1`, `check v2`, `route v2 v1`, `cancel v2`, `retire v1`, `forget v1`.
+pub(crate) fn planned(desired: &Desired, current: &Current) -> Vec<String> {
     let name = |name: &Option<String>| name.clone().unwrap_or_else(|| "-".into());
     plan(desired, current)
         .iter()
         .map(|action| match action {
-            Action::Prepare { version, purpose: Purpose::Restore } => format!("restore {version}"),
-            Action::Prepare { version, purpose: Purpose::Candidate { attempt } } => format!("try {version} {attempt}"),
+            Action::Prepare { version, loads: false, .. } => format!("check {version}"),
+            Action::Prepare { version, purpose: Purpose::Restore, .. } => format!("restore {version}"),
+            Action::Prepare { version, purpose: Purpose::Candidate { attempt }, .. } => {
+                format!("try {version} {attempt}")
+            }
+            Action::Route(Route { held_from: Some(before), .. }) => format!("hold {before}"),
             Action::Route(route) => format!("route {} {}", name(&route.active), name(&route.previous)),
             Action::Cancel { version } => format!("cancel {version}"),
             Action::Retire { version } => format!("retire {version}"),
@@ -410,9 +422,10 @@ fn each_situation_has_its_plan() {
     }
 }
 
-/// A pod's life without its workers: phases move by the table alone.
+/// A pod's life without its workers: phases move by the table alone. With the versions of which the last gates were to end before
+/// they are loaded.
 #[derive(Debug, Default)]
-struct Pod(Current);
+struct Pod(Current, Vec<String>);
 
 impl Pod {
     fn step(&mut self, version: &str, step: Step) {
@@ -451,11 +464,17 @@ impl Pod {
                     let stays = phase == Phase::Cancelling && self.0.route.active.as_ref() == Some(name);
                     assert!(stays || matches!(phase, Phase::Ready | Phase::Checking), "{name} answers while {phase:?}");
                 }
-                assert!(route.active.is_some() || self.0.route.active.is_none(), "nobody answers any more");
+                let holds = route.is_held() && (self.0.route.is_held() || route.held_from == self.0.route.active);
+                assert!(
+                    route.active.is_some() || self.0.route.active.is_none() || holds,
+                    "nobody answers any more, and nobody is waited for"
+                );
                 self.0.route = route;
             }
-            Action::Prepare { version, purpose } => {
+            Action::Prepare { version, purpose, loads } => {
                 self.step(&version, Step::Prepare);
+                self.1.retain(|one| *one != version);
+                self.1.extend((!loads).then(|| version.clone()));
                 let entry = self.0.versions.get_mut(&version).unwrap();
                 (entry.retry_due, entry.outdated, entry.slow) = (false, false, false);
                 entry.worker_up = entry.phase == Phase::Checking;
@@ -481,6 +500,7 @@ impl Pod {
         let Some(entry) = self.0.versions.get_mut(version) else { return };
         let loaded = entry.worker_up;
         match (entry.phase, luck) {
+            (Phase::Preparing, 2..) if self.1.iter().any(|one| one == version) => self.step(version, Step::Checked),
             (Phase::Preparing, 0) => self.step(version, Step::Refused),
             (Phase::Preparing, 1) => self.step(version, Step::NoRoom),
             (Phase::Checking, 0 | 1) => self.step(version, Step::Refused),
@@ -494,6 +514,7 @@ impl Pod {
             }
             (Phase::Cancelling, _) => self.step(version, Step::Cancelled),
             (Phase::Retiring, _) => self.step(version, Step::Retired),
+            (Phase::Checked, _) => {}
             (Phase::Waiting | Phase::Refused, _) => entry.retry_due = true,
             (Phase::Ready, 0) => entry.worker_up = false,
             (Phase::Ready, _) => entry.worker_up = true,
@@ -508,8 +529,17 @@ fn any_name() -> impl Strategy<Value = &'static str> {
 fn any_desired() -> impl Strategy<Value = Desired> {
     let attempt = proptest::sample::select(vec![1, 2]);
     let candidate = proptest::option::of((any_name(), attempt));
-    (proptest::option::of(any_name()), candidate, proptest::option::of(any_name()))
-        .prop_map(|(active, candidate, previous)| desired(active, candidate, previous))
+    let holds = proptest::sample::select(vec![None, None, Some(true), Some(false)]);
+    (proptest::option::of(any_name()), candidate, proptest::option::of(any_name()), holds).prop_map(
+        |(active, candidate, previous, holds)| {
+            let asked = desired(active, candidate, previous);
+            // A first version is loaded as by any strategy.
+            match holds.filter(|_| asked.active.is_some()) {
+                Some(has_turn) => holding(has_turn, asked),
+                None => asked,
+            }
+        },
+    )
 }
 
 #[derive(Clone, Debug)]
@@ -559,20 +589,26 @@ proptest! {
                 pod.settle(&asked);
             }
         }
+        let of_candidate = asked.candidate.as_ref().filter(|_| asked.holds).map(|candidate| candidate.version.clone());
         if asked.active.is_some() {
-            prop_assert_eq!(&pod.0.route.active, &asked.active);
+            // Where one goes for the other, a pod may answer with the candidate.
+            let answers = &pod.0.route.active;
+            prop_assert!(*answers == asked.active || (of_candidate.is_some() && *answers == of_candidate), "{answers:?}");
         }
         if let Some(candidate) = asked.candidate.as_ref().filter(|c| pod.0.route.active.as_ref() != Some(&c.version)) {
             let known = pod.0.versions.get(&candidate.version);
             prop_assert!(
                 known.is_some_and(|k| {
-                    let ends = k.phase == Phase::Ready || (k.phase == Phase::Refused && !k.outdated);
+                    let waits_for_its_turn = asked.holds && !asked.has_turn && k.phase == Phase::Checked;
+                    let ends = k.phase == Phase::Ready || (k.phase == Phase::Refused && !k.outdated) || waits_for_its_turn;
                     ends && k.attempt == Some(candidate.attempt)
                 }),
                 "{known:?}"
             );
         }
-        if let Some(previous) = asked.previous.as_ref().filter(|_| asked.active.is_some() && asked.candidate.is_none()) {
+        // Where one goes for the other there is room for one alone.
+        let keeps = asked.active.is_some() && asked.candidate.is_none() && !asked.holds;
+        if let Some(previous) = asked.previous.as_ref().filter(|_| keeps) {
             let phase = pod.0.versions.get(previous).map(|known| known.phase);
             prop_assert_eq!(phase, Some(Phase::Ready), "nobody brought {} back", previous);
         }

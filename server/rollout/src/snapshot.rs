@@ -1,6 +1,6 @@
 //! What a pod can say about its versions at one moment.
 
-use gantry_crds::status::{BreachStatus, CandidateStatus, ReplicaHealth};
+use gantry_crds::status::{BreachStatus, CandidateStatus, ModelState, ReplicaHealth};
 
 /// What a pod can say about its versions at one moment.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,6 +13,8 @@ pub struct Snapshot {
     pub prepared: Option<String>,
     /// The version to go back to, when it is loaded.
     pub resident: Option<String>,
+    /// Where the pod is with the model that it answers with.
+    pub state: ModelState,
     /// How the pod is.
     pub health: ReplicaHealth,
     /// Why it is not healthy.
@@ -32,6 +34,7 @@ impl Default for Snapshot {
             attempt: None,
             prepared: None,
             resident: None,
+            state: ModelState::Loading,
             health: ReplicaHealth::Starting,
             message: None,
             candidate: None,

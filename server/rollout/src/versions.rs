@@ -7,11 +7,13 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use gantry_crds::inference_service::SourceSpec;
-use gantry_crds::status::{CandidatePhase, CandidateStatus, GateName, NamedVersion, ReplicaHealth, WaitReason};
+use gantry_crds::status::{
+    CandidatePhase, CandidateStatus, GateName, ModelState, NamedVersion, ReplicaHealth, WaitReason,
+};
 
 use crate::desired::Desired;
 use crate::health::WorkerHealth;
-use crate::limits::{PLAN_ROUNDS_MAX, RESTORE_ALONE, RETRY_MAX, RETRY_MIN};
+use crate::limits::{PLAN_ROUNDS_MAX, RESTORE_ALONE, RETRY_IN_VAIN, RETRY_MAX, RETRY_MIN};
 use crate::line::{self, Lines, Refusal, blank};
 use crate::phase::{Next, Phase, Step, next};
 use crate::plan::{Action, Current, Known, Purpose, Route, plan};
@@ -49,6 +51,8 @@ pub struct Entry {
     pub retry_at: Option<Instant>,
     /// Tries in a row that ended without it.
     pub failures: u32,
+    /// A try that ended so had all other versions unloaded for it: until when they are not once more.
+    pub in_vain_until: Option<Instant>,
     /// How the last try ended.
     pub told: Told,
 }
@@ -58,6 +62,8 @@ pub struct Entry {
 pub enum Outcome {
     /// Every one let it through, and its worker answers.
     Passed,
+    /// Those did that need nothing of it loaded, and more was not asked.
+    Checked,
     /// One did not.
     Refused(Refusal),
     /// It was not wanted any more.
@@ -69,6 +75,12 @@ impl Versions {
     #[must_use]
     pub fn route(&self) -> &Route {
         &self.route
+    }
+
+    /// Whether requests wait here for a candidate while other pods answer them. One that goes back is there for them.
+    #[must_use]
+    pub fn yields(&self, desired: &Desired) -> bool {
+        desired.yields && self.route.is_held() && self.route.held_from == desired.active
     }
 
     /// A version of which something is there.
@@ -85,7 +97,7 @@ impl Versions {
     /// Plans until there is nothing more to do, and notes that it is done. Gives what is to be carried out, in this order.
     #[must_use]
     pub fn settle(&mut self, desired: &Desired, now: Instant, lines: &mut Lines) -> Vec<Action> {
-        let mut done = self.refuse_failed(now, lines);
+        let mut done = self.refuse_failed(desired, now, lines);
         for round in 0.. {
             let actions = self.plan(desired, now);
             if actions.is_empty() {
@@ -114,7 +126,7 @@ impl Versions {
                 self.set_route(route.clone());
                 true
             }
-            Action::Prepare { version, purpose } => match desired.versions.get(version) {
+            Action::Prepare { version, purpose, .. } => match desired.versions.get(version) {
                 Some(named) => self.prepare(named, purpose, now, lines),
                 None => false,
             },
@@ -139,6 +151,7 @@ impl Versions {
             retry_due: entry.retry_at.is_some_and(|at| now >= at),
             outdated: desired.versions.get(name).is_some_and(|version| sources(version) != sources(&entry.made_of)),
             slow: entry.slow_at().is_some_and(|at| now >= at),
+            in_vain: entry.in_vain_until.is_some_and(|until| now < until),
         };
         Current {
             route: self.route.clone(),
@@ -149,7 +162,10 @@ impl Versions {
     /// When time alone may change the plan next.
     #[must_use]
     pub fn next_retry(&self, now: Instant) -> Option<Instant> {
-        let times = self.entries.values().flat_map(|entry| entry.retry_at.into_iter().chain(entry.slow_at()));
+        let times = self
+            .entries
+            .values()
+            .flat_map(|entry| [entry.retry_at, entry.slow_at(), entry.in_vain_until].into_iter().flatten());
         times.filter(|at| *at > now).min()
     }
 
@@ -204,11 +220,12 @@ impl Versions {
             refusal: None,
             retry_at: None,
             failures: 0,
+            in_vain_until: None,
             told: Told::default(),
         });
         // Why it is not here is true until it is: what is tried again and again is told once.
         if entry.attempt != attempt || sources(&entry.made_of) != sources(named) {
-            (entry.refusal, entry.told) = (None, Told::default());
+            (entry.refusal, entry.told, entry.in_vain_until) = (None, Told::default(), None);
         }
         (entry.made_of, entry.begun) = (named.clone(), now);
         entry.attempt = attempt;
@@ -229,6 +246,7 @@ impl Versions {
                 && Some(name) != self.route.active.as_ref()
                 && (entry.health.is_some() || entry.phase == Phase::Retiring)
         });
+        let held = self.route.is_held();
         let Some(entry) = self.entries.get_mut(version) else { return false };
         let cancelling = entry.phase == Phase::Cancelling;
         let step = match outcome {
@@ -236,11 +254,18 @@ impl Versions {
                 entry.health.get_or_insert(WorkerHealth::Ready);
                 entry.passed = !cancelling;
                 (entry.refusal, entry.told) = (None, Told::default());
-                entry.failures = 0;
+                (entry.failures, entry.in_vain_until) = (0, None);
                 if let Some(line) = lines.get_mut(version) {
                     line::phase(line, CandidatePhase::Prepared);
                 }
                 Step::Passed
+            }
+            Outcome::Checked => {
+                (entry.refusal, entry.told) = (None, Told::default());
+                if let Some(line) = lines.get_mut(version) {
+                    line::phase(line, CandidatePhase::Checked);
+                }
+                Step::Checked
             }
             // What is loaded already stays so, whatever was asked of it meanwhile.
             Outcome::Cancelled | Outcome::Refused(_) if cancelling && entry.health.is_some() => Step::Passed,
@@ -258,6 +283,7 @@ impl Versions {
             }
             Outcome::Refused(refusal) => {
                 entry.refuse(refusal, now, lines);
+                entry.in_vain_until = held.then_some(now + RETRY_IN_VAIN).or(entry.in_vain_until);
                 Step::Refused
             }
         };
@@ -274,11 +300,16 @@ impl Versions {
         }
     }
 
-    /// Refuses versions whose workers failed before they ever answered: the one that answers is the operator's to judge.
-    fn refuse_failed(&mut self, now: Instant, lines: &mut Lines) -> Vec<Action> {
+    /// Refuses versions whose workers failed before they were made the active one: that is the operator's to judge.
+    fn refuse_failed(&mut self, desired: &Desired, now: Instant, lines: &mut Lines) -> Vec<Action> {
+        // A candidate that answers in its pod's turn is none yet.
+        let on_trial = |name: &String| {
+            let is_candidate = desired.candidate.as_ref().is_some_and(|candidate| candidate.version == *name);
+            desired.holds && is_candidate && desired.active.as_ref().is_some_and(|active| active != name)
+        };
         let failed = |(name, entry): (&String, &Entry)| match &entry.health {
             Some(WorkerHealth::Failed { reason })
-                if entry.phase == Phase::Ready && Some(name) != self.route.active.as_ref() =>
+                if entry.phase == Phase::Ready && (Some(name) != self.route.active.as_ref() || on_trial(name)) =>
             {
                 Some((name.clone(), reason.clone()))
             }
@@ -289,6 +320,11 @@ impl Versions {
         for (version, reason) in failed {
             if self.route.previous.as_ref() == Some(&version) {
                 self.set_route(Route { previous: None, ..self.route.clone() });
+                done.push(Action::Route(self.route.clone()));
+            }
+            if self.route.active.as_ref() == Some(&version) {
+                // Requests wait until the active version is back.
+                self.set_route(Route { active: None, previous: None, held_from: Some(version.clone()) });
                 done.push(Action::Route(self.route.clone()));
             }
             if let Some(entry) = self.entries.get_mut(&version) {
@@ -319,6 +355,7 @@ impl Versions {
             attempt: desired.attempt,
             prepared: self.prepared(desired),
             resident,
+            state: self.state(desired),
             health,
             message,
             candidate: self.candidate(desired, lines),
@@ -366,6 +403,29 @@ impl Versions {
         }
     }
 
+    /// Where the pod is with the model that it answers with.
+    fn state(&self, desired: &Desired) -> ModelState {
+        let active = self.route.active.as_ref().and_then(|name| self.entries.get(name)?.health.as_ref());
+        match active {
+            Some(WorkerHealth::Ready) => return ModelState::Ready,
+            Some(WorkerHealth::Loading | WorkerHealth::Restarting { .. }) => return ModelState::Loading,
+            Some(WorkerHealth::Failed { .. } | WorkerHealth::Stopped) => return ModelState::Error,
+            None => {}
+        }
+        if self.route.is_held() {
+            let unloads = self.entries.values().any(|entry| entry.phase == Phase::Retiring);
+            return if unloads { ModelState::Switching } else { ModelState::Loading };
+        }
+        // Tries that end alike tell the same while they go on.
+        let refused = desired.active.as_ref().and_then(|active| self.entries.get(active)?.refusal.as_ref());
+        match (&desired.active, refused) {
+            (_, Some(_)) => ModelState::Error,
+            (Some(_), None) => ModelState::Loading,
+            (None, None) if desired.candidate.is_some() => ModelState::Loading,
+            (None, None) => ModelState::Idle,
+        }
+    }
+
     /// That the active version is long in coming, where it is.
     fn slow_restore(&self, desired: &Desired, now: Instant) -> Option<String> {
         let active = desired.active.as_ref()?;
@@ -379,8 +439,8 @@ impl Versions {
         let entry = self.entries.get(&wanted.version)?;
         let ready =
             entry.phase == Phase::Ready && entry.passed && entry.attempt == Some(wanted.attempt) && entry.is_up();
-        // A version that answers has passed before.
-        let answers = self.route.active.as_ref() == Some(&wanted.version);
+        // A version that answers has passed before; where each pod begins to answer by itself, maybe for another attempt.
+        let answers = self.route.active.as_ref() == Some(&wanted.version) && !desired.holds;
         (ready || answers).then(|| wanted.version.clone())
     }
 
@@ -388,7 +448,7 @@ impl Versions {
         let answers = |version: &String| self.route.active.as_ref() == Some(version);
         // Where another side answers, what it is proved by is told for as long as it is no more than a candidate.
         let candidate =
-            desired.candidate.as_ref().filter(|candidate| desired.stands_by || !answers(&candidate.version));
+            desired.candidate.as_ref().filter(|one| desired.stands_by || desired.holds || !answers(&one.version));
         let restored = desired.active.as_ref().filter(|version| !answers(version));
         match (candidate, restored) {
             (Some(candidate), _) => {
@@ -408,7 +468,8 @@ impl Versions {
     /// What is told of a candidate that has not begun: why not.
     fn not_begun(&self, desired: &Desired, candidate: &str) -> CandidateStatus {
         let busy = self.entries.iter().find(|(name, entry)| {
-            name.as_str() != candidate && !matches!(entry.phase, Phase::Ready | Phase::Refused | Phase::Waiting)
+            let rests = matches!(entry.phase, Phase::Ready | Phase::Checked | Phase::Refused | Phase::Waiting);
+            name.as_str() != candidate && !rests
         });
         let too_old = desired.unknown.contains_key(candidate) || desired.unreadable.contains_key(candidate);
         // What is loaded or unloaded takes the room.

@@ -119,5 +119,7 @@ fn a_version_that_cannot_be_brought_back_is_tried_again_and_told() {
     let due = new.versions.next_retry(new.now).unwrap();
     assert_eq!(due, new.now + RETRY_MIN);
     new.now = due;
-    assert!(matches!(&new.settle()[..], [Action::Prepare { version, purpose: Purpose::Restore }] if version == "v1"));
+    assert!(
+        matches!(&new.settle()[..], [Action::Prepare { version, purpose: Purpose::Restore, .. }] if version == "v1")
+    );
 }

@@ -11,6 +11,7 @@ use gantry_core::{ApiError, ErrorCode, ErrorKind, ParamError, RequestError};
 use gantry_openai::ErrorResponse;
 
 use super::budget::Short;
+use crate::hold::Full;
 use crate::limits::{MAX_BACKGROUND_RESPONSES, RETRY_AFTER_MIN_SECONDS, WHOLE_ANSWER_BYTES};
 use crate::output::TooMuch;
 use crate::version::{GenerationError, SubmitError};
@@ -54,6 +55,27 @@ impl Failure {
 }
 
 impl Failure {
+    /// As many requests wait for another model to be loaded as may.
+    pub(super) fn line_full(full: Full, retry_after: Duration) -> Self {
+        let Full { waiting, places } = full;
+        let message = format!(
+            "{waiting} requests wait for the model to be changed, and {places} may: those that ran or waited for the one before              (spec.runtime.parallel and spec.scheduling.maxQueue); try again in {retry_after:?}"
+        );
+        let error = ApiError::new(429, ErrorKind::RateLimitError, ErrorCode::QueueFull, message);
+        Self::retriable(error, retry_after)
+    }
+
+    /// A request has waited for another model to be loaded for as long as it may.
+    pub(super) fn held_too_long(waited: Duration, limit: Duration, retry_after: Duration) -> Self {
+        let message = format!(
+            "The model is being changed, and the request has waited for {} ms, where {} ms are the limit (spec.scheduling.queueTimeout,              or `x-gantry-queue-timeout-ms`); try again in {retry_after:?}.",
+            waited.as_millis(),
+            limit.as_millis()
+        );
+        let error = ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::ModelNotReady, message);
+        Self::retriable(error, retry_after)
+    }
+
     /// Bodies take all the memory that they may.
     pub(super) fn no_room_for_body(short: Short) -> Self {
         let message = match short {
@@ -194,7 +216,7 @@ pub(super) fn of_generation(error: GenerationError, prompt_param: &'static str) 
             ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::WorkerDied, message)
         }
         GenerationError::EndsWorker => ends_worker(message),
-        GenerationError::Retired => {
+        GenerationError::Retired | GenerationError::GaveWay => {
             ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::ModelRetired, message)
         }
         GenerationError::ServerEnds => {

@@ -149,6 +149,9 @@ impl App {
 
     /// When there will be a version, as far as can be told: when what is being loaded is.
     fn version_after(&self) -> Duration {
+        if self.router.held().is_switching() {
+            return self.router.held().retry_after();
+        }
         let left = self.loading.as_ref().and_then(|share| {
             let mut clock = LoadClock::default();
             clock.begin(self.started);

@@ -8,9 +8,11 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use gantry_crds::status::ModelState;
 use serde_json::{Value, json};
 
 use super::App;
+use crate::hold::Waits;
 use crate::limits::{FAILED_RETRY_PERIOD, RETRY_AFTER_MIN_SECONDS};
 use crate::version::WorkerHealth;
 
@@ -31,10 +33,28 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Response {
 pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
     let version = app.router.active().map(|version| version.spec().name.clone());
     match check(&app).await {
-        Ok(()) => Json(json!({"status": "ok", "version": version})).into_response(),
+        Ok(()) => Json(json!({"status": "ok", "version": version, "state": state(&app).as_str()})).into_response(),
         Err(Unready { reason, retry_after }) => {
-            not_yet(json!({"status": "not ready", "version": version, "reason": reason}), retry_after)
+            let state = state(&app).as_str();
+            not_yet(json!({"status": "not ready", "version": version, "state": state, "reason": reason}), retry_after)
         }
+    }
+}
+
+/// Where the server is with its model.
+fn state(app: &App) -> ModelState {
+    let hold = app.router.held();
+    let Some(version) = app.router.active() else {
+        return match hold.waits() {
+            Waits::ForModel => ModelState::Switching,
+            Waits::Queued if app.loading.is_none() => ModelState::Idle,
+            Waits::Queued | Waits::Loading => ModelState::Loading,
+        };
+    };
+    match *version.health().borrow() {
+        WorkerHealth::Ready => ModelState::Ready,
+        WorkerHealth::Loading | WorkerHealth::Restarting { .. } => ModelState::Loading,
+        WorkerHealth::Failed { .. } | WorkerHealth::Stopped => ModelState::Error,
     }
 }
 
@@ -56,7 +76,12 @@ async fn check(app: &App) -> Result<(), Unready> {
     if app.is_draining() {
         return Err(Unready { reason: "the server is shutting down".to_owned(), retry_after: None });
     }
+    let hold = app.router.held();
     let Some(version) = app.router.active() else {
+        // Requests are to come and wait, where no other pod answers them.
+        if hold.is_switching() && !app.router.yields() {
+            return Ok(());
+        }
         return Err(Unready { reason: app.why_no_version(), retry_after: Some(app.version_after()) });
     };
     let health = version.health().borrow().clone();
@@ -82,6 +107,12 @@ impl App {
     /// Why there is no active version.
     pub(super) fn why_no_version(&self) -> String {
         match &self.loading {
+            _ if self.router.held().is_switching() => match self.router.held().waits() {
+                Waits::Loading => "the next model is being loaded, and requests wait for it".to_owned(),
+                Waits::Queued | Waits::ForModel => {
+                    "the model is being changed: it ends its last requests, and others wait for the next one".to_owned()
+                }
+            },
             Some(share) => of_loading(*share.borrow()),
             None => "no version is active yet".to_owned(),
         }

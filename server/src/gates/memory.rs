@@ -48,6 +48,11 @@ impl PodMemory {
         Self { available_bytes: self.available_bytes.saturating_sub(front_bytes), ..self }
     }
 
+    /// What is left once workers that take so much have ended.
+    pub fn without(self, freed_bytes: u64) -> Self {
+        Self { available_bytes: self.available_bytes.saturating_add(freed_bytes).min(self.limit_bytes), ..self }
+    }
+
     /// The most that the front takes in it, beside the workers of a model that is run so.
     pub fn front_bytes(&self, runtime: &RuntimeSettings) -> u64 {
         FrontLimits::within(Some(self.limit_bytes)).most_bytes(runtime.parallel as usize, runtime.pooled.is_some())

@@ -61,7 +61,7 @@ pub struct Gates {
 }
 
 /// A version to be taken through the gates.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Job {
     /// The version.
     pub version: NamedVersion,
@@ -77,6 +77,11 @@ pub struct Job {
     pub scheduling: Scheduling,
     /// Whether the pod has a GPU.
     pub gpu: bool,
+    /// Whether it is loaded; else it passes those gates alone that need nothing of it loaded, against the memory that there is once
+    /// all of `beside` is unloaded.
+    pub loads: bool,
+    /// What is loaded already.
+    pub beside: Vec<Arc<Version>>,
     /// How long a source or an object that is away is waited for before that is a refusal; `None` for as long as the
     /// caller waits.
     pub patience: Option<Duration>,
@@ -104,6 +109,8 @@ impl std::fmt::Debug for Loaded {
 pub enum Outcome {
     /// Every gate let it through.
     Passed(Loaded),
+    /// Those did that need nothing of it loaded, and it was not to be.
+    Checked,
     /// One did not.
     Refused(Refusal),
     /// It was not wanted any more.
@@ -156,13 +163,15 @@ impl Gates {
             }
         };
         match cancel.run_until_cancelled(passed).await {
-            Some(Ok(loaded)) => Outcome::Passed(loaded),
+            Some(Ok(Some(loaded))) => Outcome::Passed(loaded),
+            Some(Ok(None)) => Outcome::Checked,
             Some(Err(Stop::Refused(refusal))) => Outcome::Refused(refusal),
             Some(Err(Stop::Cancelled)) | None => Outcome::Cancelled,
         }
     }
 
-    async fn pass(&self, job: &Job, report: &Report, cancel: &CancellationToken) -> Result<Loaded, Stop> {
+    /// The version, loaded; `None` where it was not to be.
+    async fn pass(&self, job: &Job, report: &Report, cancel: &CancellationToken) -> Result<Option<Loaded>, Stop> {
         let loaded = match &job.loaded {
             Some(loaded) => {
                 use GateName::{Digest, Fetch, Format, Load, Memory, Template};
@@ -180,6 +189,9 @@ impl Gates {
                 let (summary, fit) = check_file(job, draft.as_ref(), &model, report).await?;
                 report.gguf(&summary);
                 report.pass(GateName::Memory, fit);
+                if !job.loads {
+                    return Ok(None);
+                }
                 self.load(job, model, draft, &summary, report).await?
             }
         };
@@ -193,7 +205,7 @@ impl Gates {
         if let Some(drift) = &job.drift {
             drift.run(&loaded.version, &golden, report).await?;
         }
-        Ok(loaded)
+        Ok(Some(loaded))
     }
 
     /// Fetch, Digest and Format of the draft model, where the version has one.
@@ -509,10 +521,29 @@ fn check_memory(job: &Job, draft: Option<&DraftModel>, summary: &Summary, report
     let Some(memory) = memory::read() else {
         return Ok(format!("{} of an unknown amount", quantity(required)));
     };
-    let front_bytes = |limit_bytes| PodMemory { limit_bytes, ..memory }.front_bytes(&runtime);
-    let (fit, result) = memory::judge(required, memory, front_bytes, job.headroom_ratio);
-    report.fit(&fit);
-    result
+    let judge = |memory: PodMemory| {
+        let front_bytes = |limit_bytes| PodMemory { limit_bytes, ..memory }.front_bytes(&runtime);
+        memory::judge(required, memory, front_bytes, job.headroom_ratio)
+    };
+    let (fit, result) = judge(memory);
+    if job.beside.is_empty() {
+        report.fit(&fit, None);
+        return result;
+    }
+    let (alone, result_alone) = judge(memory.without(taken_bytes(&job.beside)));
+    report.fit(&fit, Some(&alone));
+    if job.loads { result } else { result_alone.map(|value| format!("{value} once it is alone")) }
+}
+
+/// Bytes of main memory that are free again once these are unloaded.
+fn taken_bytes(loaded: &[Arc<Version>]) -> u64 {
+    loaded.iter().map(|version| version.stats().worker_rss_bytes).fold(0, u64::saturating_add)
+}
+
+/// The pod's memory, as the job's version finds it.
+fn memory_of(job: &Job) -> Option<PodMemory> {
+    let freed_bytes = if job.loads { 0 } else { taken_bytes(&job.beside) };
+    memory::read().map(|memory| memory.without(freed_bytes))
 }
 
 fn predict(job: &Job, draft: Option<&DraftModel>, summary: &Summary, runtime: &RuntimeSettings) -> u64 {
@@ -548,7 +579,8 @@ fn job_settings(job: &Job, draft: Option<&DraftModel>, summary: &Summary) -> Res
         Refusal::new(GateName::Memory, format!("spec.runtime.gpuMemory: {unfit}")).with_value(value)
     })?;
     if !job.gpu {
-        let (draft, memory) = (draft.map(|draft| &draft.summary), memory_for(&runtime));
+        let memory = memory_of(job).map(|memory| memory.beside_front(memory.front_bytes(&runtime)));
+        let draft = draft.map(|draft| &draft.summary);
         memory::fit_workers(&mut runtime, summary, draft, Processors::here(), memory, job.headroom_ratio);
     }
     Ok(runtime)

@@ -153,9 +153,15 @@ impl Report {
         self.change(|status| status.gguf = Some(gguf));
     }
 
-    /// What the memory arithmetic says.
-    pub fn fit(&self, fit: &Fit) {
-        let fit = FitStatus { required: quantity(fit.required), available: quantity(fit.available), fits: fit.fits };
+    /// What the memory arithmetic says, beside what is loaded and without that.
+    pub fn fit(&self, fit: &Fit, alone: Option<&Fit>) {
+        let fit = FitStatus {
+            required: quantity(fit.required),
+            available: quantity(fit.available),
+            fits: fit.fits,
+            available_alone: alone.map(|alone| quantity(alone.available)),
+            fits_alone: alone.map(|alone| alone.fits),
+        };
         self.change(|status| status.fit = Some(fit));
     }
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_crds::status::{BreachStatus, GateName};
+use gantry_crds::status::{BreachStatus, CandidatePhase, GateName};
 use gantry_rollout::limits::RETRY_MAX;
 use gantry_rollout::plan::{Action, Purpose, Route};
-use gantry_rollout::{Desired, Lines, Snapshot, Versions, WorkerHealth};
+use gantry_rollout::{Desired, Lines, Phase, Snapshot, Versions, WorkerHealth};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -151,14 +151,31 @@ impl Manager {
             for action in self.note(|versions, lines| versions.settle(desired, Instant::now(), lines)) {
                 self.act(desired, settings, action);
             }
+            self.router.set_yields(self.versions.yields(desired));
             self.look_at_signals(desired, settings, Instant::now());
         }
+        self.tell_who_waits(Instant::now());
         let desired = assigned.as_deref().map(|assigned| &assigned.desired);
         let mut snapshot = self.versions.snapshot(desired, &self.board.borrow(), Instant::now());
         snapshot.breach = self.watch.as_ref().and_then(|watch| watch.breach.clone());
         snapshot.too_few_requests = self.watch.as_ref().is_some_and(|watch| watch.is_without_requests(Instant::now()));
         let serving = snapshot.serving.as_ref().and_then(|name| self.loaded.get(name)).cloned();
         self.published.send_replace(Published { snapshot, serving });
+    }
+
+    /// How far the load is that requests wait for.
+    fn tell_who_waits(&self, now: Instant) {
+        if !self.versions.route().is_held() {
+            return;
+        }
+        for line in self.board.borrow().values() {
+            let is_under_way = self.versions.get(&line.version).is_some_and(|entry| entry.phase == Phase::Preparing);
+            if is_under_way && matches!(line.phase, CandidatePhase::Loading | CandidatePhase::Testing) {
+                let permille = line.progress.as_ref().and_then(|progress| progress.done_permille);
+                let share = permille.filter(|_| line.phase == CandidatePhase::Loading).map(|done| done as f32 / 1e3);
+                self.router.held().loads(&line.version, share, now);
+            }
+        }
     }
 
     /// Looks whether the version that is watched passes a limit of the signals, by the requests since it is watched.
@@ -222,7 +239,7 @@ impl Manager {
     fn act(&mut self, desired: &Desired, settings: &Settings, action: Action) {
         match action {
             Action::Route(route) => self.route(&route),
-            Action::Prepare { version, purpose } => self.prepare(desired, settings, version, &purpose),
+            Action::Prepare { version, purpose, loads } => self.prepare(desired, settings, version, &purpose, loads),
             Action::Cancel { version } => {
                 if let Some(cancel) = self.cancels.get(&version) {
                     cancel.cancel();
@@ -231,17 +248,25 @@ impl Manager {
             Action::Retire { version } => {
                 let loaded = self.loaded.remove(&version);
                 let drain = settings.drain_timeout;
+                let gives_way = self.versions.route().is_held();
                 self.tasks.spawn(async move {
-                    if let Some(loaded) = loaded {
-                        loaded.version.retire(drain).await;
+                    match loaded {
+                        Some(loaded) if gives_way => loaded.version.give_way(drain).await,
+                        Some(loaded) => loaded.version.retire(drain).await,
+                        None => {}
                     }
                     Done::Retired { version }
                 });
             }
             Action::Drop { version } => {
                 if let Some(loaded) = self.loaded.remove(&version) {
+                    let gives_way = self.versions.route().is_held();
                     self.tasks.spawn(async move {
-                        loaded.version.retire(Duration::ZERO).await;
+                        if gives_way {
+                            loaded.version.give_way(Duration::ZERO).await;
+                        } else {
+                            loaded.version.retire(Duration::ZERO).await;
+                        }
                         Done::Other
                     });
                 }
@@ -251,17 +276,24 @@ impl Manager {
     }
 
     /// Puts a route in force.
-    fn route(&self, Route { active, previous }: &Route) {
+    fn route(&self, Route { active, previous, held_from }: &Route) {
         let version = |name: &Option<String>| {
             let loaded = name.as_ref().and_then(|name| self.loaded.get(name));
             loaded.map(|loaded| Arc::clone(&loaded.version))
         };
         let active = version(active);
+        if let (None, Some(before)) = (&active, version(held_from)) {
+            return self.router.hold(&before);
+        }
+        if active.is_none() && self.router.held().is_switching() {
+            // Nothing that is loaded answered before: requests go on waiting.
+            return;
+        }
         active.iter().for_each(|active| active.end_trial());
         self.router.set(Routing { active, previous: version(previous) });
     }
 
-    fn prepare(&mut self, desired: &Desired, settings: &Settings, version: String, purpose: &Purpose) {
+    fn prepare(&mut self, desired: &Desired, settings: &Settings, version: String, purpose: &Purpose, loads: bool) {
         let Some(named) = desired.versions.get(&version) else { return };
         let (prompts, drift, patience) = match purpose {
             Purpose::Restore => (None, None, Some(RESTORE_PATIENCE)),
@@ -279,6 +311,8 @@ impl Manager {
             headroom_ratio: settings.headroom_ratio,
             scheduling: settings.scheduling.clone(),
             gpu: settings.gpu,
+            loads,
+            beside: self.loaded.values().map(|loaded| Arc::clone(&loaded.version)).collect(),
             patience,
         };
         let cancel = CancellationToken::new();
@@ -326,6 +360,7 @@ impl Manager {
                 }
                 gantry_rollout::Outcome::Passed
             }
+            Outcome::Checked => gantry_rollout::Outcome::Checked,
             Outcome::Refused(refusal) => gantry_rollout::Outcome::Refused(refusal),
             Outcome::Cancelled => gantry_rollout::Outcome::Cancelled,
         };

@@ -1,7 +1,7 @@
 //! The dispatcher as many tasks use it: behind a lock that is never held across a wait, with leases that are given back
 //! when dropped, and with the way of a request to the worker that was picked for it.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -21,6 +21,8 @@ pub(super) struct Desk {
     pub(super) digests: DigestKeys,
     /// Requests in the waiting room or on their way to it: while there are any, no other one may overtake them.
     waiting: AtomicUsize,
+    /// The version makes room for another one: what has not begun is given back.
+    gives_back: AtomicBool,
     /// Wakes the waiting room when a worker may have become free.
     pub(super) freed: Notify,
 }
@@ -89,6 +91,7 @@ impl Desk {
             suspects: Mutex::default(),
             digests: DigestKeys::default(),
             waiting: AtomicUsize::new(0),
+            gives_back: AtomicBool::new(false),
             freed: Notify::new(),
         })
     }
@@ -167,6 +170,16 @@ impl Desk {
     pub(super) fn figures(&self, worker: usize) -> (bool, u32) {
         let dispatcher = self.dispatcher();
         (dispatcher.is_healthy(worker), dispatcher.in_flight(worker))
+    }
+
+    /// From now on what has not begun is given back.
+    pub(super) fn start_giving_back(&self) {
+        self.gives_back.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    pub(super) fn gives_back(&self) -> bool {
+        self.gives_back.load(Ordering::SeqCst)
     }
 
     /// A request goes to the waiting room.

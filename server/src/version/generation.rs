@@ -3,7 +3,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use futures::{Stream, StreamExt};
@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 
 use super::channel::{EventReceiver, Slowness};
 use super::desk::Lanes;
+use super::request::Request;
 use super::supervisor::Command;
 use crate::protocol::RequestId;
 
@@ -35,6 +36,9 @@ pub enum GenerationError {
     /// The version was retired and its time to drain ran out.
     #[error("the answer was cut off before its end: its model was taken out of service")]
     Retired,
+    /// The version makes room for another one, and nothing of an answer was sent: whoever has the request may submit it to that.
+    #[error("the model was taken out of service before it had begun with the answer")]
+    GaveWay,
     /// The server ends, and did not wait for the request any longer.
     #[error("the answer was cut off before its end: the server was told to end, and waits no longer")]
     ServerEnds,
@@ -56,6 +60,8 @@ pub(super) type Item = Result<GenerationEvent, GenerationError>;
 pub struct Generation {
     events: EventReceiver,
     claim: Claim,
+    /// Whether it may end with [`GenerationError::GaveWay`].
+    returns: Arc<AtomicBool>,
 }
 
 /// What cancels a request when it is dropped before the request has ended.
@@ -133,8 +139,14 @@ pub struct Completion {
 }
 
 impl Generation {
-    pub(super) fn new(id: RequestId, events: EventReceiver, lanes: Arc<Lanes>, worker: Arc<AtomicUsize>) -> Self {
-        Self { events, claim: Claim { id, lanes, worker, ended: false } }
+    pub(super) fn new(id: RequestId, events: EventReceiver, lanes: Arc<Lanes>, request: &Request) -> Self {
+        let claim = Claim { id, lanes, worker: request.worker(), ended: false };
+        Self { events, claim, returns: request.returns() }
+    }
+
+    /// From now on its client knows by whom it is answered: it is not given back any more. False: it could not be, or has been.
+    pub fn stays(&self) -> bool {
+        self.returns.swap(false, Ordering::SeqCst)
     }
 
     /// Waits for the whole answer.

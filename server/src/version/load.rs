@@ -34,6 +34,11 @@ impl LoadClock {
         }
     }
 
+    /// What the last one took that succeeded.
+    pub(crate) fn last(&self) -> Option<Duration> {
+        self.last
+    }
+
     /// How long until the load that is going on is done, as far as can be told. `None`: there is none.
     pub(crate) fn left(&self, now: Instant) -> Option<Duration> {
         let began = self.began?;

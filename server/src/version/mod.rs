@@ -157,6 +157,15 @@ pub enum SubmitError {
     Unsupported(&'static str),
 }
 
+/// How a client's requests are answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Nothing of an answer is sent to the client before its end, so that one whose worker dies is run again.
+    pub is_whole: bool,
+    /// Whoever submits them takes them back where the version makes room for another one ([`GenerationError::GaveWay`]).
+    pub returns: bool,
+}
+
 /// A loaded model and its workers. Dropping it without [`Version::retire`] ends the workers once its last generation is
 /// dropped too.
 pub struct Version {
@@ -329,12 +338,11 @@ impl Version {
     /// # Errors
     /// The queue is full, no worker is ready, the version is being retired, or a parameter is out of its range.
     pub async fn submit(&self, request: GenerateRequest) -> Result<Generation, SubmitError> {
-        let mut generations = self.submit_all(Peer::default(), vec![request], false).await?;
+        let mut generations = self.submit_all(Peer::default(), vec![request], Terms::default()).await?;
         generations.pop().ok_or(SubmitError::Retired)
     }
 
     /// Hands several requests of a client to workers, all or none, or has them wait. Dropping a [`Generation`] cancels its request.
-    /// `is_whole`: nothing of an answer is sent to the client before its end, so that one whose worker dies is run again.
     ///
     /// # Errors
     /// As [`Version::submit`], for any of them.
@@ -342,7 +350,7 @@ impl Version {
         &self,
         client: Peer,
         requests: Vec<GenerateRequest>,
-        is_whole: bool,
+        terms: Terms,
     ) -> Result<Vec<Generation>, SubmitError> {
         let requests: Vec<GenerateRequest> =
             requests.into_iter().map(|request| self.shared.with_defaults(request)).collect();
@@ -372,9 +380,7 @@ impl Version {
         let tokens: Vec<u64> = requests.iter().map(GenerateRequest::fair_tokens).collect();
         let places = self.admit(Ask { client, priority }, &tokens)?;
         let submitted = requests.into_iter().zip(digests).zip(places);
-        Ok(submitted
-            .map(|((request, digest), place)| self.hand_over(request, digest, place, answers, is_whole))
-            .collect())
+        Ok(submitted.map(|((request, digest), place)| self.hand_over(request, digest, place, answers, terms)).collect())
     }
 
     /// `answers`: how many its client asked for at once.
@@ -384,15 +390,17 @@ impl Version {
         digest: Digest,
         place: QueuePlace,
         answers: usize,
-        is_whole: bool,
+        terms: Terms,
     ) -> Generation {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (events, receiver) = channel::channel(&self.output, answers);
         let demand = self.demand(&request);
         let mut request = Request::new(id, request, demand, events, place);
         request.digest = digest;
-        request.is_whole = is_whole;
-        let generation = Generation::new(id, receiver, Arc::clone(&self.lanes), request.worker());
+        request.is_whole = terms.is_whole;
+        // Of several that are sent as they come some may have begun.
+        request.returns().store(terms.returns && (terms.is_whole || answers == 1), Ordering::SeqCst);
+        let generation = Generation::new(id, receiver, Arc::clone(&self.lanes), &request);
         self.lanes.submit(request);
         generation
     }
@@ -460,6 +468,26 @@ impl Version {
             DispatchStrategy::PrefixAware if !request.is_computed() => Demand { priority, ..Demand::default() },
             DispatchStrategy::PrefixAware => Demand { cells: 0, prefixes: prefix::keys(&request.prompt), priority },
         }
+    }
+
+    /// As [`Version::retire`], to make room for another version: what has not begun is given back, where it may be, and what has
+    /// not ended in time and of which nothing was sent.
+    pub async fn give_way(self: Arc<Self>, drain_timeout: Duration) {
+        self.shared.admission.close();
+        self.shared.desk.start_giving_back();
+        self.retire(drain_timeout).await;
+    }
+
+    /// How long a request that does not say so itself may wait.
+    #[must_use]
+    pub fn queue_timeout(&self) -> Option<Duration> {
+        self.shared.queue_timeout_ms().map(Duration::from_millis)
+    }
+
+    /// What its workers took to load, as far as is known.
+    #[must_use]
+    pub fn usual_load(&self) -> Option<Duration> {
+        self.shared.workers.iter().filter_map(|worker| worker.load().last()).max()
     }
 
     /// Takes no further request, lets those in flight end for at most `drain_timeout`, fails the rest and stops the

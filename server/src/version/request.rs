@@ -4,7 +4,7 @@
 //! its client has had text from it, it can be run again from the beginning, and nobody notices but by the time it takes.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use gantry_core::Extent;
@@ -196,6 +196,8 @@ pub(super) struct Request {
     /// Whether its client gets nothing of it before its end, so that it may begin again: it is told so by another
     /// [`GenerationEvent::Started`], and what came before that is void.
     pub(super) is_whole: bool,
+    /// Whether whoever submitted it takes it back where nothing of an answer was sent and the version makes room for another one.
+    returns: Arc<AtomicBool>,
     place: QueuePlace,
 }
 
@@ -237,8 +239,34 @@ impl Request {
             told_started: false,
             told_output: false,
             is_whole: false,
+            returns: Arc::default(),
             place,
         })
+    }
+
+    /// Whether it may be given back, for its client to say when it may not any more.
+    pub(super) fn returns(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.returns)
+    }
+
+    /// Gives it back where it may be, and is not under way; where its version has ended, also if it is and nothing of it was sent.
+    /// Others are returned.
+    pub(super) fn give_back(mut self: Box<Self>, ended: bool) -> Option<Box<Self>> {
+        let is_unsent = if ended { self.is_whole || !self.told_output } else { !self.told_started };
+        // One that a worker may have died of is not the next model's.
+        if !is_unsent || self.suspect || !self.returns.swap(false, Ordering::SeqCst) {
+            return Some(self);
+        }
+        self.tell_end(GenerationError::GaveWay);
+        None
+    }
+
+    /// Its version has ended, and it was not answered: it is given back, or fails.
+    pub(super) fn end(self: Box<Self>, gives_back: bool) {
+        let left = if gives_back { self.give_back(true) } else { Some(self) };
+        if let Some(request) = left {
+            request.fail(GenerationError::Retired);
+        }
     }
 
     /// Where the number of the worker that has it is kept.

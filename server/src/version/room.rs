@@ -105,7 +105,7 @@ impl Room {
         }
         for waiting in self.take_all() {
             self.desk.leave_room();
-            waiting.request.fail(GenerationError::Retired);
+            waiting.request.end(self.desk.gives_back());
         }
     }
 
@@ -138,6 +138,9 @@ impl Room {
     /// Lets go of those that have waited long enough, and places the first ones that can be.
     fn settle(&mut self, now: Instant) {
         self.drop_overdue(now);
+        if self.desk.gives_back() {
+            self.give_back();
+        }
         self.see_to_verdicts(now);
         let Some(lanes) = self.lanes.upgrade() else { return };
         self.try_suspects(&lanes, now);
@@ -151,6 +154,16 @@ impl Room {
                     }
                     break;
                 }
+            }
+        }
+    }
+
+    /// The version makes room for another one, which those that may be given back are for.
+    fn give_back(&mut self) {
+        for Waiting { request, since } in self.waiting.extract(|_| true) {
+            match request.give_back(false) {
+                Some(request) => self.waiting.insert(Waiting { request, since }),
+                None => self.desk.leave_room(),
             }
         }
     }

@@ -70,7 +70,7 @@ impl Stage {
         let asked = GenerateRequest { prompt: Arc::new(Prompt::Text(String::new())), params };
         let demand = Demand { cells, ..Demand::default() };
         let request = Request::new(id, asked, demand, events, place);
-        let client = Generation::new(id, receiver, Arc::clone(&self.lanes), request.worker());
+        let client = Generation::new(id, receiver, Arc::clone(&self.lanes), &request);
         (request, client)
     }
 
@@ -490,7 +490,7 @@ async fn the_room_ends_with_the_version_and_nothing_is_left_in_it() {
     let (events, receiver) = channel(&Output::new(OUTPUT_BUDGET_BYTES), 1);
     let asked = GenerateRequest { prompt: Arc::new(Prompt::Text(String::new())), params: GenerationParams::default() };
     let request = Request::new(0, asked, Demand::default(), events, admission.enter().ok().unwrap());
-    let client = Generation::new(0, receiver, Arc::clone(&lanes), request.worker());
+    let client = Generation::new(0, receiver, Arc::clone(&lanes), &request);
     lanes.submit(request);
     health.send_replace(WorkerHealth::Stopped);
     ended.cancelled().await;

@@ -96,7 +96,8 @@ pub(super) async fn run(shared: Arc<Shared>, workers: WorkerConfig, post: Post) 
     loop {
         let Life { ended, requests, has_suspects } = supervisor.worker_life(&workers).await;
         let Err(error) = ended else {
-            requests.into_iter().for_each(|(request, _)| request.fail(GenerationError::Retired));
+            let gives_back = supervisor.shared.desk.gives_back();
+            requests.into_iter().for_each(|(request, _)| request.end(gives_back));
             break;
         };
         if let Some(first) = supervisor.first.take() {
@@ -350,7 +351,7 @@ impl Supervisor {
         while let Ok(command) = self.inbox.try_recv() {
             match command {
                 Command::Retire { done, .. } => self.retire(Duration::ZERO, done),
-                Command::Submit(request) => request.fail(GenerationError::Retired),
+                Command::Submit(request) => request.end(self.shared.desk.gives_back()),
                 Command::Probe(reply) => drop(reply.send(Err(GenerationError::Retired.to_string()))),
                 Command::Cancel { .. } | Command::Resume { .. } => {}
             }

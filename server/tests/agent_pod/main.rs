@@ -12,6 +12,7 @@ mod fetch;
 mod files;
 #[path = "../../llama/tests/common/gguf.rs"]
 mod gguf;
+mod hold;
 mod pod;
 mod prefixes;
 #[path = "../http/s3.rs"]

@@ -73,7 +73,7 @@ impl Pod {
             pod: "chat-0".into(),
             cache_dir: folder.path().to_owned(),
             model_volumes: folder.path().join("volumes"),
-            has: PodHas::default(),
+            has: PodHas { pod: "chat-0".into(), ..PodHas::default() },
             reach: HERE,
         };
         let workers = WorkerConfig::new(program);

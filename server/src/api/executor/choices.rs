@@ -186,6 +186,16 @@ impl<G: Stream<Item = Item> + Unpin> Stream for Choices<G> {
     }
 }
 
+impl Choices {
+    /// The client is told by which version it is answered. False: that has given the request back already.
+    pub(super) fn stay(&self, returns: bool) -> bool {
+        match self.running.as_slice() {
+            [Some(only)] if returns => only.stays(),
+            _ => true,
+        }
+    }
+}
+
 fn ended_early() -> GenerationError {
     GenerationError::WorkerDied("its supervisor ended".to_owned())
 }

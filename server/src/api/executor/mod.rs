@@ -8,7 +8,8 @@
 //!
 //! The version is chosen once, and everything after (the model's name, the header, the fingerprint, each token) comes from that
 //! one. Only where a version refuses because it was retired between the choice and the submission is another one chosen; it has
-//! seen nothing of the request. Absent: what any protocol looks like, and which texts are computed together, which is the
+//! seen nothing of the request; and where one that makes room for another gives a request back of which nothing was told, which waits
+//! for the next one then, as do those that come meanwhile ([`Pending`]). Absent: what any protocol looks like, and which texts are computed together, which is the
 //! engine's.
 
 mod background;
@@ -23,10 +24,11 @@ use std::sync::Arc;
 
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
+use bytes::BytesMut;
 use gantry_core::{
-    Answer, AnswerHead, ApiError, ErrorCode, ErrorKind, PooledEncoder, PooledRequest, PooledSize, PromptEncoder,
-    RequestError, TextEncoder, TextRequest, Usage, json_memory_bytes,
+    Answer, AnswerHead, ApiError, ErrorCode, ErrorKind, PooledEncoder, PooledRequest, PooledSize, Priority,
+    PromptEncoder, RequestError, StreamEncoder, TextEncoder, TextRequest, Usage, json_memory_bytes,
 };
 use gantry_engine::Pooling;
 use gantry_responses::{ResolvedRequest, ResponseId, StoredResponses, decode_responses};
@@ -48,10 +50,60 @@ use crate::version::{GenerationError, PoolRequest, Version};
 pub(super) use background::Background;
 use choices::{Choices, Uncollected, best_of_each, share_prompt_tokens, sum_of};
 use record::{Origin, RequestRecord};
+use submit::Asking;
 pub(super) use written::Writers;
 
 /// The header that names the version that answered.
 const VERSION_HEADER: HeaderName = HeaderName::from_static("x-gantry-version");
+
+/// What it says in a stream that was opened before any version had the request.
+const PENDING_VERSION: &str = "pending";
+
+/// A request for text of which its client was told nothing yet.
+struct Pending<E> {
+    app: Arc<App>,
+    route: Route,
+    asking: Asking,
+    encoder: E,
+    keep: Option<Keep>,
+    /// `None` while a version has it.
+    known: Option<Known>,
+    of_each_prompt: usize,
+    told: usize,
+    prompt_param: &'static str,
+    priority: Priority,
+    /// Whether how it stands in line is told in events of their own.
+    tells_queue: bool,
+}
+
+/// What is known of it.
+// Behind the box of its request.
+#[allow(clippy::large_enum_variant)]
+enum Known {
+    /// No version has had it.
+    New(Origin, Share),
+    /// One had, and gave it back.
+    Returned(RequestRecord),
+}
+
+/// What became of it.
+// One at a time, and told at once.
+#[allow(clippy::large_enum_variant)]
+enum Tried<E> {
+    Answered(Response),
+    /// It is not answered, which its client was not told.
+    Refused(Refused<E>),
+    /// The version that had it gave it back.
+    GaveWay(Box<Pending<E>>),
+}
+
+/// A request that is not answered, and how its client is told.
+struct Refused<E> {
+    failure: Failure,
+    record: Option<RequestRecord>,
+    encoder: E,
+    head: Option<AnswerHead>,
+}
 
 /// A request for text that a version has taken.
 struct Submitted {
@@ -95,7 +147,7 @@ pub(super) async fn response(app: &Arc<App>, request: Request) -> Result<Respons
         (Some(place), Some(mut keep)) => {
             // What comes of it is written as it comes, so that it cannot begin again.
             asked.is_streamed = true;
-            let (version, submitted) = submit(app, Route::Responses, origin, share, asked, Some(&mut keep)).await?;
+            let (version, submitted) = submit(app, Route::Responses, origin, share, asked, &mut keep).await?;
             let response = app.background.respond(submitted, encoder, keep, place).await;
             Ok(of_version(response, &version))
         }
@@ -109,39 +161,151 @@ async fn answer<E: TextEncoder>(
     route: Route,
     origin: Origin,
     share: Share,
-    asked: TextRequest,
+    mut asked: TextRequest,
     encoder: E,
-    mut keep: Option<Keep>,
+    keep: Option<Keep>,
 ) -> Result<Response, Failure> {
-    let is_streamed = asked.is_streamed;
-    let (version, submitted) = submit(app, route, origin, share, asked, keep.as_mut()).await?;
-    let response = if is_streamed {
-        stream::respond(submitted, encoder, &version, keep).await
-    } else {
-        whole(app, submitted, encoder, &version, keep).await
-    };
-    Ok(of_version(response, &version))
+    origin.scheduling.apply(&mut asked.params);
+    let mut pending = Box::new(Pending {
+        app: Arc::clone(app),
+        route,
+        encoder,
+        keep,
+        of_each_prompt: asked.best_of as usize,
+        told: asked.choices as usize,
+        prompt_param: asked.prompt_param,
+        priority: asked.params.priority,
+        tells_queue: origin.scheduling.tells_queue,
+        asking: Asking::new(origin.peer, asked, true),
+        known: Some(Known::New(origin, share)),
+    });
+    loop {
+        // Who is told how it stands has its stream opened for that.
+        if pending.asking.is_streamed && app.router.held().is_held() {
+            return Ok(stream::held(pending));
+        }
+        if let Err(failure) = pending.take_turn().await {
+            return Ok(pending.refuse(failure).told());
+        }
+        match pending.attempt().await {
+            Tried::Answered(response) => return Ok(response),
+            Tried::Refused(refused) => return Ok(refused.told()),
+            Tried::GaveWay(returned) => pending = returned,
+        }
+    }
 }
 
-/// Has a version take a request; what it answers is kept meanwhile, where it is to be.
+impl<E: TextEncoder> Pending<E> {
+    /// Stands in line, where requests have to, until it is its turn.
+    async fn take_turn(&mut self) -> Result<(), Failure> {
+        if self.asking.enter(&self.app)? {
+            self.asking.turn(&self.app).await?;
+        }
+        Ok(())
+    }
+
+    /// Has the version that is active answer.
+    async fn attempt(mut self: Box<Self>) -> Tried<E> {
+        let (version, choices) = match self.asking.try_submit(&self.app).await {
+            Ok(Some(taken)) => taken,
+            Ok(None) => return Tried::GaveWay(self),
+            Err(failure) => return Tried::Refused(self.refuse(failure)),
+        };
+        let id = self.keep.as_ref().map(Keep::id);
+        if let Some(keep) = &mut self.keep
+            && let Err(failure) = keep.input().await
+        {
+            return Tried::Refused(self.refuse(failure));
+        }
+        let held = self.asking.held.unwrap_or_default();
+        let mut record = match self.known.take() {
+            Some(Known::New(origin, share)) => {
+                RequestRecord::new(&self.app, self.route, &version, origin, self.priority, choices.total(), share)
+            }
+            Some(Known::Returned(record)) => record,
+            None => return Tried::Refused(self.refuse(Failure::internal(&"nothing is known of the request"))),
+        };
+        record.moved_to(&version, held);
+        let head = head_of(&version, id);
+        let Self { of_each_prompt, told, prompt_param, .. } = *self;
+        let submitted = Submitted { choices, of_each_prompt, told, head, record, prompt_param };
+        let tried = if self.asking.is_streamed {
+            stream::respond(submitted, self, &version).await
+        } else {
+            whole(submitted, self, &version).await
+        };
+        match tried {
+            Tried::Answered(response) => Tried::Answered(of_version(response, &version)),
+            other => other,
+        }
+    }
+
+    /// The version that had it gives it back.
+    fn returned(mut self: Box<Self>, record: RequestRecord) -> Tried<E> {
+        self.known = Some(Known::Returned(record));
+        self.asking.gave_way();
+        Tried::GaveWay(self)
+    }
+
+    fn refuse(self, failure: Failure) -> Refused<E> {
+        let record = match self.known {
+            Some(Known::Returned(record)) => Some(record),
+            Some(Known::New(..)) | None => None,
+        };
+        Refused { failure, record, encoder: self.encoder, head: None }
+    }
+}
+
+impl<E: TextEncoder> Refused<E> {
+    /// As a whole answer.
+    fn told(self) -> Response {
+        match self.record {
+            Some(record) => counted_later(record.settle(Err(self.failure))),
+            None => self.failure.into_response(),
+        }
+    }
+
+    /// In a stream that is open already; gives its record, if it has one, and what is written.
+    fn told_in_stream(self) -> (ApiError, Option<RequestRecord>, BytesMut) {
+        let Self { failure, mut record, encoder, head } = self;
+        let mut buffer = BytesMut::new();
+        // No version has it, so that none is named.
+        let head = head.unwrap_or_else(|| AnswerHead {
+            id: ResponseId::new(Uuid::new_v4().as_u128()).digits(),
+            created: unix_seconds(),
+            model: String::new(),
+            version: String::new(),
+        });
+        match encoder.stream(head, 1) {
+            Ok(mut encoder) => encoder.fail(&failure.error, &mut buffer),
+            Err(error) => tracing::error!(%error, "an error cannot be written"),
+        }
+        if let Some(record) = &mut record {
+            record.broken(&failure.error);
+        }
+        (failure.error, record, buffer)
+    }
+}
+
+/// Has a version take a request that nobody waits for; what it answers is kept meanwhile.
 async fn submit(
     app: &Arc<App>,
     route: Route,
     origin: Origin,
     share: Share,
     mut asked: TextRequest,
-    keep: Option<&mut Keep>,
+    keep: &mut Keep,
 ) -> Result<(Arc<Version>, Submitted), Failure> {
     origin.scheduling.apply(&mut asked.params);
     let (prompt_param, priority) = (asked.prompt_param, asked.params.priority);
     let (of_each_prompt, told) = (asked.best_of as usize, asked.choices as usize);
-    let (version, choices) = submit::text(app, origin.peer, asked).await?;
-    let id = keep.as_ref().map(|keep| keep.id());
-    if let Some(keep) = keep {
-        keep.input().await?;
-    }
-    let record = RequestRecord::new(app, route, &version, origin, priority, choices.total(), share);
-    let head = head_of(&version, id);
+    let mut asking = Asking::new(origin.peer, asked, false);
+    let (version, choices) = asking.submit(app).await?;
+    let id = keep.id();
+    keep.input().await?;
+    let mut record = RequestRecord::new(app, route, &version, origin, priority, choices.total(), share);
+    record.moved_to(&version, asking.held.unwrap_or_default());
+    let head = head_of(&version, Some(id));
     Ok((version, Submitted { choices, of_each_prompt, told, head, record, prompt_param }))
 }
 
@@ -155,7 +319,7 @@ pub(super) async fn prompt<E: PromptEncoder>(
     let (origin, (mut asked, encoder), share, _) = read(app, request, decode).await?;
     origin.scheduling.apply(&mut asked.params);
     let (prompt_param, priority) = (asked.prompt_param, asked.params.priority);
-    let (version, choices) = submit::text(app, origin.peer, asked).await?;
+    let (version, choices) = Asking::new(origin.peer, asked, false).submit(app).await?;
     let record = RequestRecord::new(app, route, &version, origin, priority, choices.total(), share);
     let mut collected = Collected::new(&app.output);
     let result = match choices.prompt(&mut collected).await {
@@ -279,19 +443,16 @@ fn check_size(app: &App, bytes: usize, count: usize, param: &'static str) -> Res
     Err(ApiError::invalid(Some(param.into()), ErrorCode::AnswerTooLarge, message))
 }
 
-async fn whole(
-    app: &App,
-    submitted: Submitted,
-    encoder: impl TextEncoder,
-    version: &Version,
-    keep: Option<Keep>,
-) -> Response {
+async fn whole<E: TextEncoder>(submitted: Submitted, pending: Box<Pending<E>>, version: &Version) -> Tried<E> {
     let Submitted { choices, of_each_prompt, told, head, mut record, prompt_param } = submitted;
+    let app = Arc::clone(&pending.app);
     let mut collected = Collected::new(&app.output);
     let gathered = match choices.collect_all(&mut collected).await {
         Ok(gathered) => gathered,
-        Err(uncollected) => return record.settle(Err(uncollected.told(prompt_param, version))),
+        Err(Uncollected::Failed(GenerationError::GaveWay)) => return pending.returned(record),
+        Err(uncollected) => return Tried::Answered(record.settle(Err(uncollected.told(prompt_param, version)))),
     };
+    let Pending { encoder, keep, .. } = *pending;
     record.first_tokens_of(&gathered);
     let mut answers: Vec<Answer> = gathered.into_iter().map(|gathered| gathered.answer).collect();
     answers.iter().for_each(|answer| record.timed(&answer.timings));
@@ -305,7 +466,7 @@ async fn whole(
     if let (Some(mut keep), Ok(body)) = (keep, &written) {
         keep.try_response(body).await;
     }
-    record.settle(written.map(|body| (body, usage)))
+    Tried::Answered(record.settle(written.map(|body| (body, usage))))
 }
 
 impl Uncollected {
@@ -319,11 +480,16 @@ impl Uncollected {
 }
 
 /// An answer of a version, which is counted when it ends.
-fn of_version(mut response: Response, version: &Version) -> Response {
-    response.extensions_mut().insert(CountedLater);
+fn of_version(response: Response, version: &Version) -> Response {
+    let mut response = counted_later(response);
     if let Ok(name) = HeaderValue::from_str(&version.spec().name) {
         response.headers_mut().insert(VERSION_HEADER, name);
     }
+    response
+}
+
+fn counted_later(mut response: Response) -> Response {
+    response.extensions_mut().insert(CountedLater);
     response
 }
 

@@ -58,6 +58,8 @@ pub(super) struct RequestRecord {
     tails: Vec<Tail>,
     /// Time that the tokens of all choices after their first ones took.
     decoding: Duration,
+    /// How long it waited for the version to be loaded, which is no figure of that.
+    held: Duration,
     /// Where how it went is noted.
     signals: Arc<Signals>,
     /// Held as long as the request may hold its prompt.
@@ -91,9 +93,18 @@ impl RequestRecord {
             last_tokens: vec![None; choices],
             tails: vec![Tail::default(); choices],
             decoding: Duration::ZERO,
+            held: Duration::ZERO,
             signals: version.signals(),
             _share: share,
         }
+    }
+
+    /// Another version has it now, since the one before gave way to it, and had told nothing. `held`: since it came.
+    pub(super) fn moved_to(&mut self, version: &Version, held: Duration) {
+        self.version = VersionLabels::of(version);
+        self.latencies = self.metrics.latencies(&self.version);
+        self.signals = version.signals();
+        self.held = held;
     }
 
     /// More of a choice came.
@@ -176,7 +187,7 @@ impl RequestRecord {
         let further = self.usage.completion_tokens.saturating_sub(choices);
         Some(Sample {
             failed,
-            first_token: self.first_token,
+            first_token: self.first_token.map(|first| first.saturating_sub(self.held)),
             per_token: (further > 0).then(|| self.decoding / further),
             degenerate: self.tails.iter().any(Tail::repeats_itself),
         })
@@ -260,6 +271,7 @@ mod tests {
                 last_tokens: Vec::new(),
                 tails: Vec::new(),
                 decoding: Duration::ZERO,
+                held: Duration::ZERO,
                 signals: Arc::default(),
                 _share: Budget::new(1).open(Peer::default()),
             };

@@ -9,11 +9,17 @@ use gantry_core::{ApiError, ErrorCode, GenerationParams, MAX_QUEUE_TIMEOUT_MS, P
 const PRIORITY_HEADER: &str = "x-gantry-priority";
 /// The header that says how long a request is worth waiting for, in milliseconds to its first token.
 const QUEUE_TIMEOUT_HEADER: &str = "x-gantry-queue-timeout-ms";
+/// The header by which a stream asks for events, and not comments, while it waits for a model to be changed.
+const EVENTS_HEADER: &str = "x-gantry-events";
+/// Its one value.
+const QUEUE_EVENTS: &str = "queue";
 /// What the headers say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Scheduling {
     pub(super) priority: Option<Priority>,
     pub(super) queue_timeout_ms: Option<u64>,
+    /// Whether a stream is told in events of their own how it stands while it waits for a model to be changed.
+    pub(super) tells_queue: bool,
 }
 
 impl Scheduling {
@@ -24,7 +30,8 @@ impl Scheduling {
         };
         let priority = word(PRIORITY_HEADER)?.map(priority).transpose()?;
         let queue_timeout_ms = word(QUEUE_TIMEOUT_HEADER)?.map(milliseconds).transpose()?;
-        Ok(Self { priority, queue_timeout_ms })
+        let tells_queue = word(EVENTS_HEADER)?.map(queue_events).transpose()?.unwrap_or_default();
+        Ok(Self { priority, queue_timeout_ms, tells_queue })
     }
 
     /// Has a request follow it.
@@ -41,6 +48,10 @@ impl Scheduling {
 
 fn priority(word: &str) -> Result<Priority, ApiError> {
     Priority::parse(word).ok_or_else(|| wrong_header(PRIORITY_HEADER, "must be one of high, normal and low"))
+}
+
+fn queue_events(word: &str) -> Result<bool, ApiError> {
+    if word == QUEUE_EVENTS { Ok(true) } else { Err(wrong_header(EVENTS_HEADER, "must be queue")) }
 }
 
 fn milliseconds(word: &str) -> Result<u64, ApiError> {
@@ -88,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_header_goes_before_the_body() {
-        let header = Scheduling { priority: Some(Priority::High), queue_timeout_ms: Some(9) };
+        let header = Scheduling { priority: Some(Priority::High), queue_timeout_ms: Some(9), tells_queue: false };
         assert_eq!(header.priority_over(Priority::Low), Priority::High);
         assert_eq!(Scheduling::default().priority_over(Priority::Low), Priority::Low);
     }

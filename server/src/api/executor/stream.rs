@@ -2,8 +2,11 @@
 //!
 //! The head is held back until the worker has taken the request up, so that a prompt which does not fit is still a
 //! plain 400; for a request that waits longer in the queue the stream is opened and kept alive with comments. Events
-//! that have gathered go out as one piece. A client that leaves drops the body, which drops the generations, which
+//! that have gathered go out as one piece. Where a request waits for a model to be changed, its stream is opened at once, and is told how
+//! it stands. A client that leaves drops the body, which drops the generations, which
 //! cancels them.
+
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
@@ -11,36 +14,44 @@ use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
 use futures::{FutureExt, Stream, StreamExt};
 use gantry_core::{ApiError, EncodeError, ErrorCode, ErrorKind, GenerationEvent, StreamEncoder, TextEncoder, Usage};
-use tokio::time::{Instant, sleep_until, timeout};
+use serde_json::json;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
-use super::Submitted;
 use super::choices::{Choices, Item, sum_of};
 use super::record::RequestRecord;
+use super::{PENDING_VERSION, Pending, Refused, Submitted, Tried, VERSION_HEADER, counted_later};
 use crate::api::errors::{Failure, of_generation, unanswered};
 use crate::api::stored::Keep;
-use crate::limits::{SSE_KEEP_ALIVE, STREAM_BUFFER_BYTES};
-use crate::version::Version;
+use crate::hold::News;
+use crate::limits::{HELD_NEWS_PERIOD, SSE_KEEP_ALIVE, STREAM_BUFFER_BYTES};
+use crate::metrics::{Outcome, VersionLabels};
+use crate::version::{GenerationError, Version};
 
 /// A comment that clients ignore and that keeps proxies from closing a silent stream.
 const KEEP_ALIVE_COMMENT: &str = ": keep-alive\n\n";
 
 /// Opens a stream, or fails before it is open.
-pub(super) async fn respond(
+pub(super) async fn respond<E: TextEncoder>(
     submitted: Submitted,
-    encoder: impl TextEncoder,
+    pending: Box<Pending<E>>,
     version: &Version,
-    keep: Option<Keep>,
-) -> Response {
+) -> Tried<E> {
     let Submitted { mut choices, of_each_prompt, head, mut record, prompt_param, .. } = submitted;
-    let first = match timeout(SSE_KEEP_ALIVE, choices.next()).await {
-        Ok(Some((_, Err(error)))) => {
+    let mut first = timeout(SSE_KEEP_ALIVE, choices.next()).await.unwrap_or(None);
+    if first.is_none() && !choices.stay(pending.asking.returns) {
+        // It says so as soon as it is asked.
+        first = choices.next().await;
+    }
+    match first {
+        Some((_, Err(GenerationError::GaveWay))) if pending.asking.returns => return pending.returned(record),
+        Some((_, Err(error))) => {
             let failure = unanswered(error, prompt_param, version.retry_after());
-            record.refused(&failure.error);
-            return failure.into_response();
+            let refused = Refused { failure, record: Some(record), encoder: pending.encoder, head: Some(head) };
+            return Tried::Refused(refused);
         }
-        Ok(first) => first,
-        Err(_) => None,
-    };
+        _ => {}
+    }
+    let Pending { encoder, keep, .. } = *pending;
     let mut buffer = BytesMut::with_capacity(STREAM_BUFFER_BYTES);
     let opened = encoder.stream(head, choices.total()).and_then(|mut encoder| {
         encoder.open(&mut buffer)?;
@@ -51,11 +62,83 @@ pub(super) async fn respond(
         Err(error) => {
             let failure = Failure::internal(&error);
             record.refused(&failure.error);
-            return failure.into_response();
+            return Tried::Answered(failure.into_response());
         }
     };
     let feed = Feed::new(encoder, buffer, choices.total(), of_each_prompt, record, prompt_param);
-    let events = events(first, choices, feed, keep);
+    Tried::Answered(opened_with(events(first, choices, feed, keep)))
+}
+
+/// Opens a stream while no version answers, which is told how it stands until one does, and then goes on with what that answers.
+/// Its head names no version: what comes of it does.
+pub(super) fn held<E: TextEncoder>(mut pending: Box<Pending<E>>) -> Response {
+    let app = Arc::clone(&pending.app);
+    if let Err(failure) = pending.asking.enter(&app) {
+        return pending.refuse(failure).told();
+    }
+    let (route, tells_queue) = (pending.route, pending.tells_queue);
+    let model = pending.asking.model().unwrap_or_default().to_owned();
+    let events = async_stream::stream! {
+        loop {
+            let mut news = interval(HELD_NEWS_PERIOD);
+            news.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let turn = loop {
+                tokio::select! {
+                    biased;
+                    turn = pending.asking.turn(&app) => break turn,
+                    _ = news.tick() => {}
+                }
+                if let Some(news) = pending.asking.news() {
+                    yield told(&news, &model, tells_queue);
+                }
+            };
+            let tried = match turn {
+                Ok(()) => pending.attempt().await,
+                Err(failure) => Tried::Refused(pending.refuse(failure)),
+            };
+            match tried {
+                Tried::Answered(response) => {
+                    let mut body = response.into_body().into_data_stream();
+                    while let Some(Ok(piece)) = body.next().await {
+                        yield piece;
+                    }
+                    return;
+                }
+                Tried::Refused(refused) => {
+                    let (error, record, written) = refused.told_in_stream();
+                    if record.is_none() {
+                        app.metrics.request_ended(route, &VersionLabels::default(), error.status, Outcome::Broken);
+                    }
+                    yield written.freeze();
+                    return;
+                }
+                Tried::GaveWay(returned) => pending = returned,
+            }
+            if let Err(failure) = pending.asking.enter(&app) {
+                let (_, _, written) = pending.refuse(failure).told_in_stream();
+                yield written.freeze();
+                return;
+            }
+        }
+    };
+    let mut response = counted_later(opened_with(events));
+    response.headers_mut().insert(VERSION_HEADER, HeaderValue::from_static(PENDING_VERSION));
+    response
+}
+
+/// How it stands with a request that waits: a comment, which clients ignore, or an event for those that ask for it.
+fn told(news: &News, model: &str, as_event: bool) -> Bytes {
+    let (status, eta) = (news.waits.as_str(), news.left);
+    if as_event {
+        let eta_ms = eta.map(|eta| u64::try_from(eta.as_millis()).unwrap_or(u64::MAX));
+        let status = json!({"status": status, "position": news.position, "model": model, "eta_ms": eta_ms});
+        return format!("event: gantry.queue\ndata: {status}\n\n").into();
+    }
+    let eta = eta.map(|eta| format!(" eta_s={}", eta.as_millis().div_ceil(1000))).unwrap_or_default();
+    format!(": {status} position={}{eta}\n\n", news.position).into()
+}
+
+fn opened_with(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     let mut response = Body::from_stream(events.map(Ok::<_, std::convert::Infallible>)).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));

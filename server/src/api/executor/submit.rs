@@ -1,55 +1,215 @@
-//! Hands a request to the version that is active, and to the next one where that was retired in between.
+//! Hands a request to the version that is active, and to the next one where that was retired in between. While none is, since one
+//! is unloaded and another loaded, a request stands in [line](crate::hold) for that.
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use gantry_core::{ApiError, ErrorCode, Prompt, TextInput, TextRequest};
+use gantry_core::{ApiError, ErrorCode, Priority, Prompt, TextInput, TextRequest};
 
 use super::choices::Choices;
 use crate::api::App;
 use crate::api::errors::{Failure, of_submission};
-use crate::limits::SUBMIT_ATTEMPTS;
+use crate::hold::{News, Ticket};
+use crate::limits::{HELD_LIMIT, SUBMIT_ATTEMPTS};
 use crate::peer::Peer;
-use crate::version::{GenerateRequest, Generation, PoolRequest, Pooled, SubmitError, Version};
+use crate::version::{GenerateRequest, Generation, PoolRequest, Pooled, SubmitError, Terms, Version};
 
 /// What keeps the seeds of one request's answers apart: Knuth's odd number nearest to 2^64 over the golden ratio, so that
 /// they differ in their lower halves, too.
 const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Submits a request for text.
-pub(super) async fn text(app: &App, client: Peer, asked: TextRequest) -> Result<(Arc<Version>, Choices), Failure> {
-    let TextRequest { model, prompts, prompt_param, params, best_of: choices, is_streamed, .. } = asked;
-    let request = |prompt| GenerateRequest { prompt: Arc::new(prompt), params: params.clone() };
-    let requests: Vec<GenerateRequest> = prompts.into_iter().map(request).collect();
-    let answers = requests.len().saturating_mul(choices as usize);
-    for _ in 0..SUBMIT_ATTEMPTS {
-        let version = app.version_for(model.as_deref())?;
-        if let Some(model) = version.model()
-            && let Some((place, token)) = unknown_token(&requests, model.vocab_size, prompt_param)
-        {
-            let message = format!("`{place}`: token {token} is not in the model's vocabulary of {}.", model.vocab_size);
-            let code = ErrorCode::Other("invalid_token".to_owned());
-            return Err(ApiError::invalid(Some(Cow::Owned(place)), code, message).into());
-        }
-        let most = version.capacity();
-        if answers > most {
-            // Later it would be no better, so this is no 429.
-            let param = if requests.len() > 1 { prompt_param } else { "n" };
-            let message =
-                format!("`{param}` must ask for at most {most} answers: no more requests run and wait here at a time.");
-            return Err(ApiError::invalid(Some(Cow::Borrowed(param)), ErrorCode::InvalidValue, message).into());
-        }
-        match text_to(&version, client, &requests, choices, !is_streamed).await {
-            Ok(generations) if is_streamed && params.prompt_logprobs.is_some() => {
-                return Ok((version, Choices::sharing_prompts(generations, choices as usize)));
-            }
-            Ok(generations) => return Ok((version, Choices::new(generations))),
-            Err(SubmitError::Retired) => {}
-            Err(other) => return Err(of_submission(other)),
-        }
-        tokio::task::yield_now().await;
+/// A request for text on its way to a version.
+pub(super) struct Asking {
+    client: Peer,
+    model: Option<String>,
+    requests: Vec<GenerateRequest>,
+    prompt_param: &'static str,
+    /// Answers to each prompt.
+    choices: u32,
+    pub(super) is_streamed: bool,
+    /// Whether it is submitted anew where a version that makes room for another one gives it back.
+    pub(super) returns: bool,
+    came: Instant,
+    /// A version had taken it.
+    was_taken: bool,
+    ticket: Option<Ticket>,
+    /// How long it had been since it came when a version took it, where it stood in line before that.
+    pub(super) held: Option<Duration>,
+}
+
+/// Why no version has a request.
+enum NotTaken {
+    /// None answers, and requests wait for the next one.
+    Held,
+    Failed(Failure),
+}
+
+impl From<ApiError> for NotTaken {
+    fn from(error: ApiError) -> Self {
+        Self::Failed(error.into())
     }
-    Err(of_submission(SubmitError::Retired))
+}
+
+impl Asking {
+    /// `returns`: see [`Asking::returns`].
+    pub(super) fn new(client: Peer, asked: TextRequest, returns: bool) -> Self {
+        let TextRequest { model, prompts, prompt_param, params, best_of: choices, is_streamed, .. } = asked;
+        let request = |prompt| GenerateRequest { prompt: Arc::new(prompt), params: params.clone() };
+        let requests: Vec<GenerateRequest> = prompts.into_iter().map(request).collect();
+        let returns = returns && (!is_streamed || (requests.len() == 1 && choices == 1));
+        let came = Instant::now();
+        Self {
+            client,
+            model,
+            requests,
+            prompt_param,
+            choices,
+            is_streamed,
+            returns,
+            came,
+            was_taken: false,
+            ticket: None,
+            held: None,
+        }
+    }
+
+    /// Submits it, once a version answers.
+    pub(super) async fn submit(&mut self, app: &App) -> Result<(Arc<Version>, Choices), Failure> {
+        loop {
+            if self.enter(app)? {
+                self.turn(app).await?;
+            }
+            if let Some(taken) = self.try_submit(app).await? {
+                return Ok(taken);
+            }
+        }
+    }
+
+    /// Stands in line, where requests have to. Says whether it does.
+    pub(super) fn enter(&mut self, app: &App) -> Result<bool, Failure> {
+        let hold = app.router.held();
+        if self.ticket.is_none() && hold.is_held() {
+            let priority = self.requests.first().map_or(Priority::Normal, |request| request.params.priority);
+            let entered = hold.enter(self.client, priority, self.came, self.was_taken);
+            self.ticket = Some(entered.map_err(|full| Failure::line_full(full, hold.retry_after()))?);
+        }
+        Ok(self.ticket.is_some())
+    }
+
+    /// Waits until it is first in line and a version answers, for as long as it may.
+    pub(super) async fn turn(&self, app: &App) -> Result<(), Failure> {
+        let Some(ticket) = &self.ticket else { return Ok(()) };
+        let limit = self.limit(app).unwrap_or(HELD_LIMIT);
+        tokio::select! {
+            biased;
+            () = ticket.turn() => Ok(()),
+            () = tokio::time::sleep_until((self.came + limit).into()) => {
+                Err(Failure::held_too_long(self.came.elapsed(), limit, app.router.held().retry_after()))
+            }
+        }
+    }
+
+    fn limit(&self, app: &App) -> Option<Duration> {
+        let own = self.requests.first().and_then(|request| request.params.queue_timeout_ms).map(Duration::from_millis);
+        own.or_else(|| app.router.held().timeout())
+    }
+
+    /// The model that is asked for, if any is.
+    pub(super) fn model(&self) -> Option<&str> {
+        self.model.as_deref()
+    }
+
+    /// How it stands in line, if it does.
+    pub(super) fn news(&self) -> Option<News> {
+        self.ticket.as_ref().map(Ticket::news)
+    }
+
+    fn was_held(&self) -> bool {
+        self.ticket.is_some() || self.was_taken
+    }
+
+    /// The version that had it gives it back.
+    pub(super) fn gave_way(&mut self) {
+        self.was_taken = true;
+    }
+
+    /// Submits it to the version that is active, and leaves the line; `None`: none is, and requests wait for the next one.
+    pub(super) async fn try_submit(&mut self, app: &App) -> Result<Option<(Arc<Version>, Choices)>, Failure> {
+        match self.submit_now(app).await {
+            Ok(taken) => {
+                self.held = self.was_held().then(|| self.came.elapsed());
+                self.ticket = None;
+                Ok(Some(taken))
+            }
+            Err(NotTaken::Held) => Ok(None),
+            Err(NotTaken::Failed(failure)) => Err(failure),
+        }
+    }
+
+    async fn submit_now(&self, app: &App) -> Result<(Arc<Version>, Choices), NotTaken> {
+        let Self { requests, prompt_param, choices, .. } = self;
+        let answers = requests.len().saturating_mul(*choices as usize);
+        // Of the time that it may wait, what is left.
+        let left_ms = self.limit(app).filter(|_| self.was_held()).map(|limit| {
+            let left = limit.saturating_sub(self.came.elapsed());
+            u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1)
+        });
+        for _ in 0..SUBMIT_ATTEMPTS {
+            let version = match app.version_for(self.model.as_deref()) {
+                Ok(version) => version,
+                Err(_) if app.router.held().is_switching() => return Err(NotTaken::Held),
+                Err(failure) => return Err(NotTaken::Failed(failure)),
+            };
+            if let Some(model) = version.model()
+                && let Some((place, token)) = unknown_token(requests, model.vocab_size, prompt_param)
+            {
+                let message =
+                    format!("`{place}`: token {token} is not in the model's vocabulary of {}.", model.vocab_size);
+                let code = ErrorCode::Other("invalid_token".to_owned());
+                return Err(ApiError::invalid(Some(Cow::Owned(place)), code, message).into());
+            }
+            let most = version.capacity();
+            if answers > most {
+                // Later it would be no better, so this is no 429.
+                let param = if requests.len() > 1 { *prompt_param } else { "n" };
+                let message = format!(
+                    "`{param}` must ask for at most {most} answers: no more requests run and wait here at a time."
+                );
+                return Err(ApiError::invalid(Some(Cow::Borrowed(param)), ErrorCode::InvalidValue, message).into());
+            }
+            match self.submit_to(&version, left_ms).await {
+                Ok(generations) => {
+                    let shares = self.is_streamed
+                        && requests.first().is_some_and(|request| request.params.prompt_logprobs.is_some());
+                    let choices = if shares {
+                        Choices::sharing_prompts(generations, *choices as usize)
+                    } else {
+                        Choices::new(generations)
+                    };
+                    return Ok((version, choices));
+                }
+                Err(SubmitError::Retired) => {}
+                Err(other) => return Err(NotTaken::Failed(of_submission(other))),
+            }
+            tokio::task::yield_now().await;
+        }
+        if app.router.held().is_switching() {
+            return Err(NotTaken::Held);
+        }
+        Err(NotTaken::Failed(of_submission(SubmitError::Retired)))
+    }
+
+    /// Submits one request for each answer to each prompt, all or none.
+    async fn submit_to(&self, version: &Version, left_ms: Option<u64>) -> Result<Vec<Generation>, SubmitError> {
+        let is_whole = !self.is_streamed;
+        let of_prompt = |request| (0..self.choices).map(move |choice| of_choice(request, choice, is_whole));
+        let mut requests: Vec<GenerateRequest> = self.requests.iter().flat_map(of_prompt).collect();
+        for request in &mut requests {
+            request.params.queue_timeout_ms = left_ms.or(request.params.queue_timeout_ms);
+        }
+        version.submit_all(self.client, requests, Terms { is_whole, returns: self.returns }).await
+    }
 }
 
 /// The first token that a vocabulary of this size has not, and its place in what was asked.
@@ -68,18 +228,6 @@ fn unknown_token(requests: &[GenerateRequest], vocab_size: u32, prompt_param: &s
         let of = if requests.len() > 1 { format!("[{number}]") } else { String::new() };
         Some((format!("{prompt_param}{of}[{at}]"), tokens[at]))
     })
-}
-
-/// Submits one request for each answer to each prompt, all or none.
-async fn text_to(
-    version: &Version,
-    client: Peer,
-    requests: &[GenerateRequest],
-    choices: u32,
-    is_whole: bool,
-) -> Result<Vec<Generation>, SubmitError> {
-    let of_prompt = |request| (0..choices).map(move |choice| of_choice(request, choice, is_whole));
-    version.submit_all(client, requests.iter().flat_map(of_prompt).collect(), is_whole).await
 }
 
 /// The request for one of the answers to a prompt; `is_whole`: all of them are there before the first is told, and otherwise

@@ -185,7 +185,22 @@ impl<'a> Session<'a> {
             }
             Command::Resume { id } => self.on_resume(id),
             Command::Probe(reply) => self.on_probe(reply, now),
-            Command::Retire { drain_timeout, done } => self.supervisor.retire(drain_timeout, done),
+            Command::Retire { drain_timeout, done } => {
+                self.supervisor.retire(drain_timeout, done);
+                if self.supervisor.shared.desk.gives_back() {
+                    self.give_back();
+                }
+            }
+        }
+    }
+
+    /// The version makes room for another one, which those that may be given back are for: with what has begun, it goes on.
+    fn give_back(&mut self) {
+        for (id, request) in std::mem::take(&mut self.requests) {
+            match request.give_back(false) {
+                Some(request) => drop(self.requests.insert(id, request)),
+                None => self.tell(ToWorker::Cancel { id }),
+            }
         }
     }
 
@@ -197,6 +212,10 @@ impl<'a> Session<'a> {
         if !matches!(self.phase, Phase::Ready) {
             // It was picked just before the last worker died.
             return self.supervisor.pass_on(request, Fate::Waits, "it is being restarted");
+        }
+        if self.supervisor.shared.desk.gives_back() {
+            let Some(left) = request.give_back(false) else { return };
+            request = left;
         }
         let message = request.message(now);
         self.tell(message);

@@ -124,7 +124,7 @@ fn request_in(
     let asked = GenerateRequest { prompt: Arc::new(Prompt::Text("p".to_owned())), params: GenerationParams::default() };
     let mut request = Request::new(id, asked, Demand::default(), events, place);
     request.assign(shared.desk.lease(&request.demand).ok()?);
-    let generation = Generation::new(id, receiver, Arc::clone(lanes), request.worker());
+    let generation = Generation::new(id, receiver, Arc::clone(lanes), &request);
     Some((request, generation))
 }
 

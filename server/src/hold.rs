@@ -1,0 +1,339 @@
+//! Where requests wait while no version answers, since one is unloaded and another one loaded.
+//!
+//! They stand in one line, by priority and age as in a version's own [queue](crate::version), and are let go one after the other, each
+//! once the one before it has been taken by the version that answers then: who came first has the first place there, too. The line
+//! is as long as the queue of the version that went, and who was in that has a place in any case. Where others fill it, a client
+//! that has less than its equal part of it is let in all the same, as long as there are no more than [`SHARED_PLACES`] too many.
+//! Absent: how long a request waits, which whoever submits it knows, and what is unloaded and loaded.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use gantry_engine::{AGEING_STEP, Priority};
+use tokio::sync::Notify;
+
+use crate::limits::SHARED_PLACES;
+use crate::peer::Peer;
+use crate::version::{LoadClock, Version, retry_after_load};
+
+/// The line, and what it waits for.
+#[derive(Default)]
+pub struct Hold(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// What is waited for; `None` once a version answers.
+    switch: Option<Switch>,
+    line: BTreeMap<Place, Arc<Notify>>,
+    clients: HashMap<Peer, usize>,
+    next: u64,
+    places: usize,
+    timeout: Option<Duration>,
+}
+
+/// By priority and age.
+type Place = (Instant, u64);
+
+/// A change of model.
+struct Switch {
+    /// The one that is loaded; empty while the one before ends.
+    to: String,
+    clock: LoadClock,
+    /// What the load of the version before took.
+    usual: Option<Duration>,
+}
+
+/// What a place in the line is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waits {
+    /// A version answers, and the ones in front are on their way to it.
+    Queued,
+    /// What answered before ends its last requests and is unloaded.
+    ForModel,
+    /// The next version is being loaded.
+    Loading,
+}
+
+impl Waits {
+    /// The word for it that clients are told.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::ForModel => "waiting_for_model",
+            Self::Loading => "loading",
+        }
+    }
+}
+
+/// How it stands with a place in the line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct News {
+    /// What is waited for.
+    pub waits: Waits,
+    /// From 1 on.
+    pub position: usize,
+    /// How long until a version answers, as far as can be told.
+    pub left: Option<Duration>,
+}
+
+/// As many wait as may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full {
+    /// How many wait.
+    pub waiting: usize,
+    /// How many may.
+    pub places: usize,
+}
+
+/// A place in the line, left when it is dropped.
+pub struct Ticket {
+    hold: Arc<Hold>,
+    place: Place,
+    client: Peer,
+    woken: Arc<Notify>,
+}
+
+impl Hold {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// No version answers from now on: this one is unloaded.
+    pub(crate) fn begin(&self, from: &Version) {
+        self.begin_after(from.usual_load(), from.capacity(), from.queue_timeout());
+    }
+
+    fn begin_after(&self, usual: Option<Duration>, places: usize, timeout: Option<Duration>) {
+        let mut state = self.state();
+        (state.places, state.timeout) = (places, timeout);
+        state.switch = Some(Switch { to: String::new(), clock: LoadClock::default(), usual });
+    }
+
+    /// This version is loaded while requests wait, and so much of it is read, from 0 to 1, where it is known.
+    pub(crate) fn loads(&self, version: &str, share: Option<f32>, now: Instant) {
+        let mut state = self.state();
+        let Some(switch) = &mut state.switch else { return };
+        if switch.to != version {
+            version.clone_into(&mut switch.to);
+            switch.clock = LoadClock::default();
+            switch.clock.begin(now);
+        }
+        if let Some(share) = share {
+            switch.clock.read(share);
+        }
+    }
+
+    /// A version answers.
+    pub(crate) fn end(&self) {
+        let mut state = self.state();
+        if state.switch.take().is_some() {
+            state.wake();
+        }
+    }
+
+    /// Whether a request has to stand in line.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        let state = self.state();
+        state.switch.is_some() || !state.line.is_empty()
+    }
+
+    /// Whether no version answers.
+    #[must_use]
+    pub fn is_switching(&self) -> bool {
+        self.state().switch.is_some()
+    }
+
+    /// How many wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.state().line.len()
+    }
+
+    /// How long requests wait that do not say so themselves.
+    #[must_use]
+    pub fn timeout(&self) -> Option<Duration> {
+        self.state().timeout
+    }
+
+    /// When a try is worth it, for one that does not wait.
+    #[must_use]
+    pub fn retry_after(&self) -> Duration {
+        retry_after_load(self.state().left(Instant::now()).unwrap_or_default())
+    }
+
+    /// What is waited for by all.
+    #[must_use]
+    pub fn waits(&self) -> Waits {
+        self.state().waits()
+    }
+
+    /// Takes a place in the line for a request that came at this time. `has_place`: it was in the queue of the version that went.
+    ///
+    /// # Errors
+    /// As many wait as may.
+    pub fn enter(
+        self: &Arc<Self>,
+        client: Peer,
+        priority: Priority,
+        came: Instant,
+        has_place: bool,
+    ) -> Result<Ticket, Full> {
+        let mut state = self.state();
+        let waiting = state.line.len();
+        if !has_place && waiting >= state.places {
+            let own = state.clients.get(&client).copied().unwrap_or(0);
+            let clients = state.clients.len() + usize::from(own == 0);
+            let is_let_in = own < state.places / clients.max(1) && waiting < state.places.saturating_add(SHARED_PLACES);
+            if clients <= 1 || !is_let_in {
+                return Err(Full { waiting, places: state.places });
+            }
+        }
+        let later = match priority {
+            Priority::High => Duration::ZERO,
+            Priority::Normal => AGEING_STEP,
+            Priority::Low => 2 * AGEING_STEP,
+        };
+        let (place, woken) = ((came + later, state.next), Arc::new(Notify::new()));
+        state.next += 1;
+        state.line.insert(place, Arc::clone(&woken));
+        *state.clients.entry(client).or_default() += 1;
+        Ok(Ticket { hold: Arc::clone(self), place, client, woken })
+    }
+}
+
+impl State {
+    /// The first one goes, where there is a version that answers.
+    fn wake(&self) {
+        if self.switch.is_none()
+            && let Some(first) = self.line.values().next()
+        {
+            first.notify_one();
+        }
+    }
+
+    fn waits(&self) -> Waits {
+        match &self.switch {
+            None => Waits::Queued,
+            Some(Switch { to, .. }) if to.is_empty() => Waits::ForModel,
+            Some(_) => Waits::Loading,
+        }
+    }
+
+    fn left(&self, now: Instant) -> Option<Duration> {
+        let Some(Switch { clock, usual, .. }) = &self.switch else { return Some(Duration::ZERO) };
+        // Before it has begun, what the one before took is all that is known.
+        clock.left(now).filter(|left| !left.is_zero()).or(*usual)
+    }
+}
+
+impl Ticket {
+    /// Waits until it is first in line and a version answers.
+    pub async fn turn(&self) {
+        loop {
+            {
+                let state = self.hold.state();
+                if state.switch.is_none() && state.line.keys().next() == Some(&self.place) {
+                    return;
+                }
+            }
+            self.woken.notified().await;
+        }
+    }
+
+    /// How it stands.
+    #[must_use]
+    pub fn news(&self) -> News {
+        let state = self.hold.state();
+        let position = state.line.range(..=self.place).count();
+        News { waits: state.waits(), position, left: state.left(Instant::now()) }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut state = self.hold.state();
+        state.line.remove(&self.place);
+        if let Some(count) = state.clients.get_mut(&self.client) {
+            *count -= 1;
+            if *count == 0 {
+                state.clients.remove(&self.client);
+            }
+        }
+        state.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use super::*;
+
+    fn held(places: usize) -> Arc<Hold> {
+        let hold = Arc::new(Hold::default());
+        hold.begin_after(Some(Duration::from_secs(20)), places, None);
+        hold
+    }
+
+    fn peer(host: u8) -> Peer {
+        Peer::of([10, 0, 0, host].into())
+    }
+
+    fn is_due(ticket: &Ticket) -> bool {
+        pin!(ticket.turn()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    #[test]
+    fn they_go_one_after_the_other_by_priority_and_age() {
+        let (hold, now) = (held(8), Instant::now());
+        let enter = |priority, ms: u64| hold.enter(peer(1), priority, now + Duration::from_millis(ms), false).unwrap();
+        let (second, first) = (enter(Priority::Normal, 2), enter(Priority::Normal, 1));
+        let (last, ahead) = (enter(Priority::Low, 0), enter(Priority::High, 9));
+        assert_eq!([&ahead, &first, &second, &last].map(|ticket| ticket.news().position), [1, 2, 3, 4]);
+        assert!(!is_due(&ahead), "no version answers yet");
+        hold.end();
+        assert!(is_due(&ahead) && !is_due(&first));
+        drop(ahead);
+        assert!(is_due(&first) && !is_due(&second));
+        hold.begin_after(None, 8, None);
+        assert!(!is_due(&first), "the next change has begun meanwhile");
+        hold.end();
+        drop(second);
+        drop(first);
+        assert!(is_due(&last) && hold.is_held() && !hold.is_switching());
+        drop(last);
+        assert!(!hold.is_held() && hold.state().clients.is_empty());
+    }
+
+    #[test]
+    fn a_full_line_is_shared_and_who_was_in_the_queue_has_a_place() {
+        let (hold, now) = (held(4), Instant::now());
+        let enter = |host, has_place| hold.enter(peer(host), Priority::Normal, now, has_place);
+        let _kept: Vec<_> = (0..4).map(|_| enter(1, false).unwrap()).collect();
+        assert_eq!(enter(1, false).err(), Some(Full { waiting: 4, places: 4 }));
+        let _returned = enter(1, true).unwrap();
+        let _other: Vec<_> = (0..2).map(|_| enter(2, false).unwrap()).collect();
+        assert!(enter(2, false).is_err(), "it has its part");
+    }
+
+    #[test]
+    fn what_is_left_is_what_the_last_load_took_and_then_what_is_read() {
+        let (hold, now) = (held(4), Instant::now());
+        let ticket = hold.enter(peer(1), Priority::Normal, now, false).unwrap();
+        let left = Some(Duration::from_secs(20));
+        assert_eq!(ticket.news(), News { waits: Waits::ForModel, position: 1, left });
+        assert_eq!(hold.retry_after(), Duration::from_secs(20));
+        hold.loads("v2", None, now.checked_sub(Duration::from_secs(10)).unwrap());
+        hold.loads("v2", Some(0.5), now);
+        let News { waits, left, .. } = ticket.news();
+        assert_eq!((waits, left.unwrap().as_secs()), (Waits::Loading, 10));
+        hold.end();
+        assert_eq!(ticket.news().waits, Waits::Queued);
+    }
+}
