@@ -47,6 +47,10 @@ pub struct InferenceServiceStatus {
     /// Attempts to roll out a version that were begun so far.
     #[serde(default)]
     pub attempts: i64,
+    /// How a pod that does not answer with `activeVersion` goes over to it while nothing is being prepared: HoldRequests where the last
+    /// change was made by that; absent where it is loaded beside what answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goes_over_by: Option<StrategyName>,
     /// The version that was refused or taken back; it is not tried again until the spec asks for something else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected: Option<RejectedStatus>,

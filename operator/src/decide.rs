@@ -159,6 +159,8 @@ pub struct RolloutState {
     pub versions: Vec<NamedVersion>,
     /// Attempts that were begun so far.
     pub attempts: i64,
+    /// How pods that are behind go over to the active version: see [`hold::goes_over_by`].
+    pub goes_over_by: Option<StrategyName>,
 }
 
 impl From<&InferenceServiceStatus> for RolloutState {
@@ -172,6 +174,7 @@ impl From<&InferenceServiceStatus> for RolloutState {
             rejected: status.rejected.clone(),
             versions: status.versions.clone(),
             attempts: status.attempts,
+            goes_over_by: status.goes_over_by.clone(),
         }
     }
 }
@@ -245,6 +248,7 @@ pub fn decide(world: &World) -> Plan {
             RolloutStep::Unknown(_) => rest(world, state),
         },
     };
+    state.goes_over_by = hold::goes_over_by(world, &state);
     state.versions = named_versions(world, &state);
     let missing = |version: &&NamedVersion| !world.stamped.iter().any(|stamped| stamped.version.name == version.name);
     Plan {
@@ -361,7 +365,8 @@ fn start_by(
     (rollout.restarts, rollout.resources) = (restarts, Some(spec.pod.resources_hash()));
     rollout.strategy = Some(strategy);
     let judging = world.of_candidate(&rollout);
-    progress::count(&judging, &mut rollout, spec.progress_deadline);
+    let time = progress::time(spec, &rollout);
+    progress::count(&judging, &mut rollout, time);
     rollout.message = Some(prepare_message(&judging, &rollout));
     state.rollout = Some(rollout);
     (state, Some(Transition::Started { version: wanted.name.clone(), instead_of }))
@@ -407,7 +412,8 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
         // No clock runs for who is told to wait, and it begins anew when that is over.
         rollout.progress = None;
     } else {
-        progress::count(judging, &mut rollout, spec.progress_deadline);
+        let time = progress::time(spec, &rollout);
+        progress::count(judging, &mut rollout, time);
     }
     let candidacy = match rollout.strategy() {
         StrategyName::BlueGreen => sides::judge_candidate(judging, &rollout),

@@ -30,6 +30,7 @@ struct State {
     next: u64,
     places: usize,
     timeout: Option<Duration>,
+    closed: bool,
 }
 
 /// By priority and age.
@@ -42,6 +43,8 @@ struct Switch {
     clock: LoadClock,
     /// What the load of the version before took.
     usual: Option<Duration>,
+    /// None could be loaded, neither the next one nor the one before.
+    is_stalled: bool,
 }
 
 /// What a place in the line is worth.
@@ -87,6 +90,10 @@ pub struct Full {
     pub places: usize,
 }
 
+/// The server ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineClosed;
+
 /// A place in the line, left when it is dropped.
 pub struct Ticket {
     hold: Arc<Hold>,
@@ -108,7 +115,7 @@ impl Hold {
     fn begin_after(&self, usual: Option<Duration>, places: usize, timeout: Option<Duration>) {
         let mut state = self.state();
         (state.places, state.timeout) = (places, timeout);
-        state.switch = Some(Switch { to: String::new(), clock: LoadClock::default(), usual });
+        state.switch = Some(Switch { to: String::new(), clock: LoadClock::default(), usual, is_stalled: false });
     }
 
     /// This version is loaded while requests wait, and so much of it is read, from 0 to 1, where it is known.
@@ -123,6 +130,26 @@ impl Hold {
         if let Some(share) = share {
             switch.clock.read(share);
         }
+    }
+
+    /// No version is on its way: whatever is tried from now on, nobody is to count on it before one answers.
+    pub(crate) fn stall(&self) {
+        if let Some(switch) = &mut self.state().switch {
+            switch.is_stalled = true;
+        }
+    }
+
+    /// Whether no version could be loaded.
+    #[must_use]
+    pub fn is_stalled(&self) -> bool {
+        self.state().switch.as_ref().is_some_and(|switch| switch.is_stalled)
+    }
+
+    /// The server ends, and nobody waits any more.
+    pub fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        state.line.values().for_each(|waiting| waiting.notify_one());
     }
 
     /// A version answers.
@@ -231,12 +258,18 @@ impl State {
 
 impl Ticket {
     /// Waits until it is first in line and a version answers.
-    pub async fn turn(&self) {
+    ///
+    /// # Errors
+    /// The server ends.
+    pub async fn turn(&self) -> Result<(), LineClosed> {
         loop {
             {
                 let state = self.hold.state();
+                if state.closed {
+                    return Err(LineClosed);
+                }
                 if state.switch.is_none() && state.line.keys().next() == Some(&self.place) {
-                    return;
+                    return Ok(());
                 }
             }
             self.woken.notified().await;

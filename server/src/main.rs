@@ -286,6 +286,7 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<Exit
     }
     let Routing { active, previous } = router.routing();
     router.set(Routing::default());
+    router.held().close();
     let retiring = active.into_iter().chain(previous).map(|version| version.retire(Duration::ZERO));
     futures::future::join_all(retiring).await;
     ended.told().await;

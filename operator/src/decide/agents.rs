@@ -22,6 +22,13 @@ pub(super) fn has_prepared(world: &World, pod: &CountedPod, now: &RolloutStatus)
     is_prepared(pod, now) && lacks(world, pod, now).is_none()
 }
 
+/// Whether the pod's agent knows how the candidate is to replace what answers; else what it says of the candidate is about another way.
+pub(super) fn knows_strategy(pod: &CountedPod, now: &RolloutStatus) -> bool {
+    let silent = AgentStatus::of_silent();
+    let agent = pod.report.and_then(|report| report.agent.as_ref()).unwrap_or(&silent);
+    agent.strategies.contains(&now.strategy())
+}
+
 /// What the pod's agent cannot do of what the rollout needs, and what to do about it.
 pub(super) fn lacks(world: &World, pod: &CountedPod, now: &RolloutStatus) -> Option<String> {
     let report = pod.report?;

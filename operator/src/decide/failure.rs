@@ -44,7 +44,7 @@ impl Failure {
         let pods = world.judges().count();
         let got_on_at = now.progress.as_ref().map_or(now.started_at.0, |progress| progress.at.0);
         let seconds = |since: Timestamp| now.deadline.0.duration_since(since).as_secs();
-        let used_up = world.spec.and_then(|spec| progress::used_up(now, spec.progress_deadline)).map(seconds);
+        let used_up = world.spec.and_then(|spec| progress::used_up(now, progress::time(spec, now))).map(seconds);
         let value = match used_up {
             Some(seconds) => format!("{prepared} of {pods} pods prepared, not all within {seconds}s"),
             None => format!("{prepared} of {pods} pods prepared, none got on for {}s", seconds(got_on_at)),

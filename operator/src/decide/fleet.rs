@@ -63,7 +63,9 @@ pub(super) fn judge_candidate(world: &World, now: &RolloutStatus) -> Candidacy {
             prepared += 1;
             continue;
         }
-        match Failure::of_candidate(pod, now) {
+        // Who does not know that the other one goes first says whether there is room beside it.
+        let judges = !hold::is_hold(now) || agents::knows_strategy(pod, now);
+        match Failure::of_candidate(pod, now).filter(|_| judges) {
             Some(failure) if one_is_enough(world, now, pod, failure.gate) => return Candidacy::Refused(failure),
             // It gets no requests while others do: it takes up what they answer with when it can.
             _ if judges_answer && !pod.ready && !hold::is_in_turn(now, pod) => {}

@@ -14,10 +14,13 @@
 
 use gantry_crds::{
     inference_service::RolloutStrategy,
-    status::{AloneStatus, CandidatePhase, FitStatus, GateName, RolloutStatus, StrategyName, TurnStatus},
+    status::{
+        AloneStatus, CandidatePhase, FitStatus, GateName, ReplicaHealth, ReplicaStatus, RolloutStatus, RolloutStep,
+        StrategyName, TurnStatus,
+    },
 };
 
-use super::{CountedPod, Failure, World, agents, candidate_report, is_prepared, serves, sides};
+use super::{CountedPod, Failure, RolloutState, World, agents, candidate_report, is_prepared, serves, sides};
 
 pub(super) fn is_hold(now: &RolloutStatus) -> bool {
     now.strategy() == StrategyName::HoldRequests
@@ -44,11 +47,54 @@ pub(super) fn turn(world: &World, now: &RolloutStatus, held: bool) -> Option<Tur
             && agents::lacks(world, pod, now).is_none()
             && (phase == Some(CandidatePhase::Checked) || asked_once_more)
     };
+    // The one before is through, and its probe says so in a moment: until then nobody else would answer.
+    let comes = |pod: &CountedPod| {
+        let is_healthy = pod.report.is_some_and(|report| report.health == ReplicaHealth::Healthy);
+        !pod.ready && is_healthy && is_prepared(pod, now)
+    };
+    let leaves_none = |pod: &&CountedPod| {
+        let mut others = world.pods.iter().filter(|other| other.name != pod.name);
+        pod.ready && !others.clone().any(|other| other.ready) && others.any(comes)
+    };
     let next = world.judges().filter(is_due).filter(|_| !held).min_by_key(|pod| (!pod.ready, pod.name));
+    let next = next.filter(|next| !leaves_none(next));
     let with_it = with_it.filter(|pod| has_begun(pod) || (is_open(pod) && !held));
     let pod = with_it.or(next)?;
     let yields = world.pods.iter().any(|other| other.name != pod.name && other.ready);
     Some(TurnStatus { pod: pod.name.to_owned(), yields })
+}
+
+/// How pods that are behind, and those that answer with what was given up, go over to the active version: as the last change was made,
+/// as long as the spec does not ask for another way, and so where a pod says that it has no room for it beside what it answers with.
+pub(super) fn goes_over_by(world: &World, state: &RolloutState) -> Option<StrategyName> {
+    let holds = match (world.spec.map(|spec| spec.strategy), &state.rollout) {
+        (Some(RolloutStrategy::HoldRequests), _) => true,
+        (Some(RolloutStrategy::InPlaceSwap | RolloutStrategy::BlueGreen), _) => false,
+        (_, Some(now)) if is_hold(now) => true,
+        // By these it has got everywhere: both have room beside each other, or pods of their own.
+        (_, Some(RolloutStatus { step: RolloutStep::Commit, .. })) => false,
+        _ => {
+            state.goes_over_by == Some(StrategyName::HoldRequests)
+                || world.pods.iter().any(|pod| has_room_for_one(pod, state))
+        }
+    };
+    holds.then_some(StrategyName::HoldRequests)
+}
+
+/// Whether pods are going over from one version to another by it.
+pub(super) fn is_under_way(world: &World, state: &RolloutState) -> bool {
+    let prepares = |now: &RolloutStatus| is_hold(now) && now.step == RolloutStep::Prepare;
+    let is_behind = |pod: &CountedPod| pod.report.is_some_and(|report| report.version != state.active);
+    let is_its_way = state.goes_over_by == Some(StrategyName::HoldRequests);
+    state.rollout.as_ref().is_some_and(prepares) || (is_its_way && world.pods.iter().any(is_behind))
+}
+
+/// Whether the pod answers with another version than the active one, which has no room beside that, and alone it has.
+fn has_room_for_one(pod: &CountedPod, state: &RolloutState) -> bool {
+    let answers_otherwise = |report: &&ReplicaStatus| report.version.is_some() && report.version != state.active;
+    let line = pod.report.filter(answers_otherwise).and_then(|report| report.candidate.as_ref());
+    let fit = line.filter(|line| state.active.as_ref() == Some(&line.version)).and_then(|line| line.fit.as_ref());
+    fit.is_some_and(|fit| !fit.fits && fit.fits_alone == Some(true))
 }
 
 /// What the candidate takes where nothing else is loaded, as a pod says it.
@@ -72,5 +118,8 @@ pub(super) fn last_resort(world: &World, alone: Option<&AloneStatus>, beside: &s
 /// pods. One that is to be compared with the active version needs it beside it.
 pub(super) fn helps(world: &World, now: &RolloutStatus, failure: &Failure) -> bool {
     let compares = world.spec.is_some_and(|spec| spec.compares);
-    failure.gate == GateName::Memory && !compares && now.strategy() == StrategyName::InPlaceSwap && !sides::can_begin(world)
+    failure.gate == GateName::Memory
+        && !compares
+        && now.strategy() == StrategyName::InPlaceSwap
+        && !sides::can_begin(world)
 }

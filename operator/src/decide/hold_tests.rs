@@ -163,6 +163,80 @@ fn an_agent_that_does_not_know_it_gets_no_turn() {
 }
 
 #[test]
+fn an_agent_that_does_not_know_it_refuses_nothing() {
+    let mut scene = Scene::holding();
+    scene.all(|report| {
+        report.agent =
+            Some(AgentStatus { strategies: vec![StrategyName::InPlaceSwap], ..AgentStatus::of_this_release() });
+        report.candidate = Some(CandidateStatus { gates: vec![failed(GateName::Memory)], ..refused(&name(2)) });
+    });
+    assert_eq!((scene.step(), scene.turn()), (None, None), "it tried to load it beside the other one");
+}
+
+#[test]
+fn nobody_begins_before_the_one_before_gets_requests() {
+    let mut scene = Scene::holding();
+    scene.checks("a");
+    scene.checks("b");
+    scene.step();
+    assert_eq!(scene.turn(), Some(("a", true)));
+    scene.loads("a");
+    scene.cut_off = vec!["a"];
+    assert_eq!((scene.step(), scene.turn()), (None, None), "its probe has not said so yet");
+    scene.cut_off.clear();
+    assert_eq!((scene.step(), scene.turn()), (None, Some(("b", true))));
+}
+
+#[test]
+fn pods_that_answer_with_what_was_given_up_go_back_as_they_came() {
+    let mut scene = Scene::serving();
+    (scene.spec, scene.is_labelled) = (asks(2, "Auto"), false);
+    assert!(matches!(scene.step(), Some(Transition::Started { .. })));
+    assert_eq!(scene.state.goes_over_by, None);
+    without_room(&mut scene, Some(true));
+    assert!(matches!(scene.step(), Some(Transition::Started { .. })));
+    assert_eq!(scene.state.rollout.as_ref().unwrap().strategy(), StrategyName::HoldRequests);
+    scene.checks("a");
+    scene.checks("b");
+    scene.step();
+    scene.loads("a");
+    scene.step();
+    scene.goes_back("b", GateName::Prompts);
+    assert!(matches!(scene.step(), Some(Transition::Rejected { .. })));
+    let holds = Some(StrategyName::HoldRequests);
+    assert_eq!(
+        (&scene.state.rollout, &scene.state.goes_over_by),
+        (&None, &holds),
+        "beside model 2 there is no room for 1"
+    );
+    // An edit finds them on their way.
+    scene.spec = asks(3, "Auto");
+    scene.step();
+    assert_eq!(scene.state.rollout.as_ref().unwrap().strategy(), StrategyName::HoldRequests);
+    scene.spec = asks(3, "InPlaceSwap");
+    scene.step();
+    assert_eq!(scene.state.goes_over_by, None, "who asks for that gets it");
+}
+
+#[test]
+fn each_pod_has_the_time_that_the_first_one_had() {
+    let mut scene = Scene::holding();
+    scene.checks("a");
+    scene.checks("b");
+    scene.step();
+    let latest = |scene: &Scene| scene.state.rollout.as_ref().unwrap().progress.as_ref().unwrap().since.0;
+    let since = latest(&scene);
+    scene.now += 300;
+    scene.unloads("a");
+    scene.step();
+    assert_eq!(latest(&scene), since);
+    scene.now += 300;
+    scene.loads("a");
+    scene.step();
+    assert!(latest(&scene).duration_since(since).as_secs() >= 600);
+}
+
+#[test]
 fn going_back_is_waited_for_until_the_version_before_answers() {
     let mut scene = Scene::holding();
     for pod in ["a", "b"] {

@@ -11,6 +11,7 @@
 //!     └──────────────── at the latest ─────────────────┴─▶      since + 4 of them
 //! ```
 //!
+//! Where pods go one after the other, each that has prepared it starts the four of them anew.
 //! Time without any pod that could get on does not count, and forgets nothing.
 
 use std::time::Duration;
@@ -19,16 +20,26 @@ use gantry_crds::status::{CandidatePhase, PodProgress, Progress, RolloutProgress
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{CountedPod, World, after, candidate_report, is_prepared, template};
+use super::{CountedPod, World, after, candidate_report, hold, is_prepared, template};
 use crate::limits::{PROGRESS_DEADLINES_MAX, PROGRESS_NOTES};
+use crate::validate::ValidService;
 
 /// What a phase weighs in the figure of progress: more than the MiB of any download.
 const PHASE_WEIGHT: i64 = 10_000_000;
 
+/// The figure of a pod that has prepared the version.
+const PREPARED: i64 = 6 * PHASE_WEIGHT;
+
+/// The time in which pods have to get on: where what answers goes first, it may take its drain timeout for that.
+pub(super) fn time(spec: &ValidService, now: &RolloutStatus) -> Duration {
+    let drain = hold::is_hold(now).then_some(spec.pod.drain_timeout).unwrap_or_default();
+    spec.progress_deadline.saturating_add(drain)
+}
+
 /// How far a pod has come with the version.
 fn figure(pod: &CountedPod, now: &RolloutStatus) -> i64 {
     if is_prepared(pod, now) {
-        return 6 * PHASE_WEIGHT;
+        return PREPARED;
     }
     let Some(candidate) = candidate_report(pod, now) else { return 0 };
     let of_phase =
@@ -88,6 +99,10 @@ pub(super) fn count(world: &World, rollout: &mut RolloutStatus, time: Duration) 
     take_in(world, &mut progress, &reached);
     if is_further(&progress, &reached) && world.now >= next_note(&progress, time) {
         progress.at.0 = world.now;
+        if hold::is_hold(rollout) && has_prepared_more(&progress, &reached) {
+            // They go one after the other: the next one gets the time that this one had.
+            progress.since.0 = world.now;
+        }
         for pod in &mut progress.pods {
             let figure = reached.iter().find(|one| one.pod == pod.pod).map_or(0, |one| one.figure);
             pod.figure = pod.figure.max(figure);
@@ -141,6 +156,12 @@ fn is_further(progress: &RolloutProgress, reached: &[PodProgress]) -> bool {
     reached.iter().any(|one| noted(&one.pod).is_some_and(|noted| one.figure > noted))
 }
 
+/// Whether a pod has prepared it of which that was not noted.
+fn has_prepared_more(progress: &RolloutProgress, reached: &[PodProgress]) -> bool {
+    let noted = |name: &str| progress.pods.iter().find(|one| one.pod == name).map(|one| one.figure);
+    reached.iter().any(|one| one.figure == PREPARED && noted(&one.pod).is_some_and(|noted| noted < PREPARED))
+}
+
 /// When a rollout ends however well it gets on.
 fn at_the_latest(progress: &RolloutProgress, time: Duration) -> Timestamp {
     after(progress.since.0, time.saturating_mul(PROGRESS_DEADLINES_MAX))
@@ -159,7 +180,7 @@ fn next_note(progress: &RolloutProgress, time: Duration) -> Timestamp {
 
 /// When progress has to be noted that was made too soon after the last note.
 pub(super) fn note_due(world: &World, now: &RolloutStatus) -> Option<Timestamp> {
-    let time = world.spec?.progress_deadline;
+    let time = time(world.spec?, now);
     let progress = now.progress.as_ref().filter(|progress| is_further(progress, &figures(world, now)))?;
     Some(next_note(progress, time))
 }

@@ -31,6 +31,8 @@ pub(super) fn strategy(world: &World, state: &RolloutState) -> StrategyName {
     match (asked, &state.active) {
         (Some(RolloutStrategy::BlueGreen), Some(_)) => StrategyName::BlueGreen,
         (Some(RolloutStrategy::HoldRequests), Some(_)) => StrategyName::HoldRequests,
+        // Pods that are on their way have unloaded what would have answered beside it.
+        (Some(RolloutStrategy::Auto), Some(_)) if hold::is_under_way(world, state) => StrategyName::HoldRequests,
         _ => StrategyName::InPlaceSwap,
     }
 }

@@ -55,6 +55,9 @@ fn scenarios() -> Vec<(&'static str, World)> {
     let held = |pods, natures, asks: &[Option<Ask>], faults, edits| {
         World::settled(Scenario::new(pods, natures, asks).holding(), faults + more, edits)
     };
+    let tight = |pods, natures, asks: &[Option<Ask>], faults, edits| {
+        World::settled(Scenario::new(pods, natures, asks).tight(), faults + more, edits)
+    };
     vec![
         ("the first version, 2 pods", World::new(Scenario::new(2, GOOD, &[]), 1 + more, 0)),
         ("a good one, 1 pod", settled(1, GOOD, &one, 2, 1)),
@@ -69,9 +72,13 @@ fn scenarios() -> Vec<(&'static str, World)> {
         ("held, a good one, 1 pod", held(1, GOOD, &one, 1, 1)),
         ("held, a good one, 2 pods", held(2, GOOD, &one, 1, 1)),
         ("held, a refused one, 2 pods", held(2, refused(), &one, 1, 1)),
-        ("held, one that dies, 2 pods", held(2, second(Nature::Dies), &one, 1, 1)),
+        ("held, one that dies, 1 pod", held(1, second(Nature::Dies), &one, 1, 1)),
+        ("held, one that dies, 2 pods", held(2, second(Nature::Dies), &one, 0, 1)),
         ("held, edits, 1 pod", held(1, GOOD, &two, 0, 2)),
         ("held, edits, 2 pods", held(2, refused(), &two, 0, 2)),
+        ("tight, a good one, 1 pod", tight(1, GOOD, &one, 1, 1)),
+        ("tight, a refused one, 2 pods", tight(2, refused(), &one, 1, 1)),
+        ("tight, edits, 2 pods", tight(2, refused(), &two, 0, 2)),
         ("held, one that does not load, 1 pod", held(1, second(Nature::Refused(GateName::Load)), &one, 1, 1)),
     ]
 }

@@ -9,7 +9,7 @@ use std::{
 
 use gantry_crds::{
     InferenceServiceStatus,
-    status::{CandidateStatus, GateName, GateResult, GateVerdict, ReplicaStatus, Side},
+    status::{CandidateStatus, FitStatus, GateName, GateResult, GateVerdict, ReplicaStatus, Side},
 };
 use gantry_rollout::{
     Desired, Lines, Outcome, Phase, Refusal, Versions, WorkerHealth, line,
@@ -89,6 +89,8 @@ pub(super) struct Pod {
     pub(super) trouble: bool,
     /// It is of the template with much memory.
     pub(super) large: bool,
+    /// It has memory for one model.
+    tight: bool,
     /// Versions of which the gates end before they are loaded.
     checks: BTreeSet<String>,
     /// Gates that a broken agent has not called off.
@@ -98,7 +100,7 @@ pub(super) struct Pod {
 }
 
 impl Pod {
-    pub(super) fn new(name: String, large: bool) -> Self {
+    pub(super) fn new(name: String, large: bool, tight: bool) -> Self {
         Self {
             name,
             versions: Versions::default(),
@@ -111,6 +113,7 @@ impl Pod {
             cut_off: false,
             trouble: false,
             large,
+            tight,
             checks: BTreeSet::new(),
             leaked: None,
             marked: false,
@@ -119,8 +122,13 @@ impl Pod {
 
     /// Its container begins anew: what was loaded is gone, and the entry in the status is not.
     pub(super) fn restart(&mut self) {
-        let Self { name, cut_off, trouble, large, .. } = self;
-        *self = Self { cut_off: *cut_off, trouble: *trouble, marked: true, ..Self::new(std::mem::take(name), *large) };
+        let Self { name, cut_off, trouble, large, tight, .. } = self;
+        *self = Self {
+            cut_off: *cut_off,
+            trouble: *trouble,
+            marked: true,
+            ..Self::new(std::mem::take(name), *large, *tight)
+        };
     }
 
     pub(super) fn serving(&self) -> Option<&String> {
@@ -245,6 +253,10 @@ impl Pod {
         }
         let loads = entry.health.is_none();
         let refuses = refuses.filter(|gate| loads || *gate == GateName::Prompts);
+        let beside = || self.versions.iter().any(|(name, entry)| name != version && entry.health.is_some());
+        if self.tight && loads && beside() {
+            return Some(GateName::Memory);
+        }
         refuses.or((loads && self.trouble).then_some(GateName::Load))
     }
 
@@ -265,6 +277,13 @@ impl Pod {
         };
         let passed = outcome == Outcome::Passed && is_candidate;
         if let Some(line) = self.lines.get_mut(version) {
+            line.fit = (self.tight && refuses == Some(GateName::Memory)).then(|| FitStatus {
+                required: "2Gi".to_owned(),
+                available: "1Gi".to_owned(),
+                fits: false,
+                available_alone: Some("3Gi".to_owned()),
+                fits_alone: Some(true),
+            });
             let before = GATES.into_iter().take_while(|gate| outcome != Outcome::Cancelled && refuses != Some(*gate));
             for name in before {
                 line::gate(line, GateResult { name, verdict: GateVerdict::Pass, value: None, message: None });

@@ -62,6 +62,8 @@ pub(super) struct Scenario {
     pub(super) broken: Option<Broken>,
     /// The strategy is HoldRequests.
     pub(super) holds: bool,
+    /// Pods have memory for one model.
+    pub(super) tight: bool,
     pub(super) specs: Vec<(Ask, ValidService)>,
     pub(super) names: Vec<String>,
     /// What pods with little and with much memory are called.
@@ -83,6 +85,7 @@ impl Scenario {
             asks: asks.to_vec(),
             broken: None,
             holds: false,
+            tight: false,
             names: models.map(|model| Ask::of(model).spec().wanted.name).collect(),
             resources: [0, 2].map(|variant| Ask { model: 1, variant }.spec().pod.resources_hash()),
             specs: asked.into_iter().map(|ask| (ask, judged(ask.spec()))).collect(),
@@ -97,6 +100,11 @@ impl Scenario {
     pub(super) fn holding(mut self) -> Self {
         self.specs.iter_mut().for_each(|(_, spec)| spec.strategy = RolloutStrategy::HoldRequests);
         Self { holds: true, ..self }
+    }
+
+    /// The same with pods that have memory for one model, and Auto, which finds HoldRequests.
+    pub(super) fn tight(self) -> Self {
+        Self { holds: true, tight: true, ..self }
     }
 
     pub(super) fn spec(&self, ask: Ask) -> &ValidService {

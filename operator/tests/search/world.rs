@@ -73,6 +73,7 @@ fn asked(scenario: &Scenario, state: &RolloutState) -> [Arc<Asked>; 2] {
         rollout: state.rollout.clone(),
         versions: state.versions.clone(),
         attempts: state.attempts,
+        goes_over_by: state.goes_over_by.clone(),
         ..InferenceServiceStatus::default()
     };
     [0, 1].map(|large| Asked::of(&status, &scenario.resources[large]))
@@ -188,7 +189,7 @@ impl World {
 
     fn pod_comes(&mut self) {
         self.pods_made += 1;
-        self.pods.push(Arc::new(Pod::new(format!("pod-{}", self.pods_made), self.large)));
+        self.pods.push(Arc::new(Pod::new(format!("pod-{}", self.pods_made), self.large, self.scenario.tight)));
     }
 
     fn asked(&self, pod: &Pod) -> &Arc<Asked> {
@@ -239,8 +240,9 @@ impl World {
         events.extend(self.would_write(plan).then_some(Event::Operator));
         events.extend(pods().filter(|(_, pod)| pod.waits()).map(|(at, _)| Event::Wait(at)));
         let due = plan.wake_at.is_some() && self.scenario.broken != Some(Broken::ClockStandsStill);
-        if due && events.is_empty() {
-            events.push(Event::Time);
+        // What is tried again and again does not keep time from going on.
+        if due && events.iter().all(|event| matches!(event, Event::Wait(_))) {
+            events.insert(0, Event::Time);
         }
         if self.edits > 0 {
             let other = |ask: &&Option<Ask>| **ask != self.object.ask;
@@ -785,6 +787,8 @@ impl World {
             self.object.report(&pod.name).map(|told| told.hash).hash(&mut hasher);
             figure(&pod.name).hash(&mut hasher);
             if let Some(past) = past {
+                let turn = past.object.state.rollout.as_ref().and_then(|rollout| rollout.turn.as_ref());
+                turn.filter(|turn| turn.pod == pod.name).map(|turn| turn.yields).hash(&mut hasher);
                 (pod.seen < past.object.resource_version, past.object.report(&pod.name).is_some()).hash(&mut hasher);
             }
             if self.faults > 0 {

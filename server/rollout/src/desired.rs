@@ -82,7 +82,11 @@ impl Desired {
             Some(rollout) => (None, Some(rollout.version.clone())),
             None => (None, status.candidate_version.clone()),
         };
-        let holds = rollout.is_some_and(|rollout| rollout.strategy() == StrategyName::HoldRequests);
+        let strategy = match rollout {
+            Some(rollout) if rollout.step == RolloutStep::Prepare || of_sides => Some(rollout.strategy()),
+            _ => status.goes_over_by.clone(),
+        };
+        let holds = strategy == Some(StrategyName::HoldRequests);
         let turn = rollout.and_then(|rollout| rollout.turn.as_ref()).filter(|turn| holds && turn.pod == pod);
         Self {
             active,

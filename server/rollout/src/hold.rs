@@ -76,6 +76,26 @@ impl<'a> Asked<'a> {
         self.known(version).is_some_and(|known| known.phase == Phase::Refused && !known.retry_due && !known.outdated)
     }
 
+    /// Whether it could not be loaded although nothing else was: what can be had instead comes first for a while.
+    fn is_in_vain(self, version: &str) -> bool {
+        self.known(version).is_some_and(|known| known.phase == Phase::Refused && known.in_vain && !known.outdated)
+    }
+
+    /// Whether a pod that comes up waits for the active version: not while it cannot be had, nor for another try at it while the
+    /// candidate is on its way instead.
+    fn is_awaited(self, active: &str) -> bool {
+        let instead = self.candidate().and_then(|candidate| self.known(candidate));
+        let comes_instead = instead.is_some_and(|known| matches!(known.phase, Phase::Preparing | Phase::Ready));
+        let was_refused = self.known(active).is_some_and(|known| known.phase == Phase::Refused);
+        !self.is_refused(active) && !(was_refused && comes_instead)
+    }
+
+    /// Whether it may be checked in a pod that answers with nothing, since what is to answer there cannot be had.
+    fn is_the_cure(self, version: &str, goal: Option<&str>) -> bool {
+        let goal_is_away = goal.and_then(|goal| self.known(goal)).is_some_and(|known| known.phase == Phase::Refused);
+        goal_is_away && !self.current.route.is_held() && self.candidate() == Some(version)
+    }
+
     /// What answered before requests began to wait, while they do.
     fn answered_before(self) -> Option<&'a str> {
         let route = &self.current.route;
@@ -93,7 +113,7 @@ impl<'a> Asked<'a> {
         });
         // A pod that comes up has what the status says first, unless it cannot be had.
         let begins = answers.is_none() && !self.current.route.is_held();
-        let waits_for_active = begins && active.is_some_and(|active| !self.is_refused(active));
+        let waits_for_active = begins && active.is_some_and(|active| self.is_awaited(active));
         let candidate = self.candidate().filter(|candidate| {
             let refused = self.is_judged(candidate)
                 && self.known(candidate).is_some_and(|known| known.phase == Phase::Refused && !known.outdated);
@@ -111,7 +131,7 @@ impl<'a> Asked<'a> {
             !is_refused
         });
         match goal {
-            Some(goal) if self.is_refused(goal) => instead.or(Some(goal)),
+            Some(goal) if self.is_refused(goal) || self.is_in_vain(goal) => instead.or(Some(goal)),
             Some(goal) => Some(goal),
             None => instead,
         }
@@ -129,7 +149,9 @@ impl<'a> Asked<'a> {
             return Route { previous: keeps(&active), active, held_from: None };
         }
         match &now.active {
-            Some(answers) if goal.is_some_and(|goal| goal != answers && self.is_due(goal)) => {
+            Some(answers)
+                if goal.is_some_and(|goal| goal != answers && (self.is_due(goal) || self.is_left(answers, goal))) =>
+            {
                 Route { active: None, previous: None, held_from: Some(answers.clone()) }
             }
             active => Route { active: active.clone(), previous: keeps(active), held_from: now.held_from.clone() },
@@ -154,6 +176,12 @@ impl<'a> Asked<'a> {
         is_checked && !self.current.versions.values().any(is_busy)
     }
 
+    /// Whether what answers is given up, and answers nobody by now: then nothing is lost by not knowing more of what is to come.
+    fn is_left(self, answers: &str, goal: &str) -> bool {
+        let is_down = self.known(answers).is_none_or(|known| !known.worker_up);
+        is_down && self.desired.active.as_deref() == Some(goal) && !self.is_refused(goal) && !self.is_in_vain(goal)
+    }
+
     /// What nobody asks for any more, and what makes room.
     fn drops(self, goal: Option<&str>, route: &Route) -> Vec<Action> {
         let mut actions = Vec::new();
@@ -165,7 +193,12 @@ impl<'a> Asked<'a> {
             let stale = is_candidate && !self.is_judged(name);
             let unasked = !is_goal && !self.desired.names(name);
             match known.phase {
-                Phase::Preparing if unasked || stale || known.outdated || (route.active.is_none() && !is_goal) => {
+                Phase::Preparing
+                    if unasked
+                        || stale
+                        || known.outdated
+                        || (route.active.is_none() && !is_goal && !self.is_the_cure(name, goal)) =>
+                {
                     actions.push(Action::Cancel { version });
                 }
                 Phase::Checking if !is_goal || stale => actions.push(Action::Cancel { version }),
@@ -196,9 +229,12 @@ impl<'a> Asked<'a> {
             Action::Prepare { version: version.to_owned(), purpose, loads }
         };
         let Some(answers) = route.active.as_deref() else {
-            let goal = goal?;
             let is_empty = !self.current.versions.values().any(|known| known.phase == Phase::Ready);
-            return (is_empty && !self.is_refused(goal)).then(|| action(goal, true));
+            let aim = goal;
+            let goal = aim.filter(|goal| is_empty && !self.is_refused(goal)).map(|goal| action(goal, true));
+            // Where the active version is not to be had, the candidate may be what helps.
+            let candidate = self.candidate().filter(|one| self.is_the_cure(one, aim) && self.is_to_be_checked(one));
+            return goal.or_else(|| candidate.map(|candidate| action(candidate, false)));
         };
         // What answers is asked once more, for another attempt.
         if self.candidate() == Some(answers) {

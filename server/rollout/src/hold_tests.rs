@@ -184,6 +184,14 @@ fn a_pod_that_comes_up_has_what_the_status_says_first() {
     assert_eq!(planned(&asked, &current(None, None, &[])), ["restore v1"]);
     let refused = [("v1", known(Phase::Refused, None))];
     assert_eq!(planned(&asked, &current(None, None, &refused)), ["try v2 1"], "unless that cannot be had");
+    let trying =
+        [("v1", Known { retry_due: true, ..known(Phase::Refused, None) }), ("v2", known(Phase::Preparing, Some(1)))];
+    assert!(planned(&asked, &current(None, None, &trying)).is_empty(), "which goes on once it has begun");
+    // The candidate may be what helps, and gets its turn once it is checked.
+    let waits = holding(false, asked.clone());
+    assert_eq!(planned(&waits, &current(None, None, &refused)), ["check v2"]);
+    let checking = [refused[0].clone(), ("v2", known(Phase::Preparing, Some(1)))];
+    assert!(planned(&waits, &current(None, None, &checking)).is_empty());
 }
 
 #[test]
@@ -193,7 +201,53 @@ fn who_gives_a_candidate_up_goes_back_to_the_active_version() {
     assert_eq!(planned(&given_up, &current(Some("v2"), None, &answers)), ["check v1"]);
     let checked = [answers[0].clone(), ("v1", known(Phase::Checked, None))];
     assert_eq!(planned(&given_up, &current(Some("v2"), None, &checked)), ["hold v2", "retire v2"]);
-    // At rest, when its strategy stands in no status any more, it is loaded beside.
-    let rest = desired(Some("v1"), None, None);
-    assert_eq!(planned(&rest, &current(Some("v2"), None, &answers)), ["restore v1"]);
+    // What answers nobody any more is left at once.
+    let down = [("v2", Known { worker_up: false, ..known(Phase::Ready, Some(1)) })];
+    assert_eq!(planned(&given_up, &current(Some("v2"), None, &down)), ["hold v2", "retire v2"]);
+}
+
+#[test]
+fn what_was_loaded_before_comes_back_though_the_status_has_forgotten_it() {
+    let mut pod = Pod::serving();
+    let mut asked = holding(false, desired(Some("v2"), None, None));
+    asked.versions.remove("v1");
+    pod.settle(&asked);
+    pod.ends("v2", Outcome::Checked);
+    pod.settle(&asked);
+    assert!(pod.versions.retired("v1", &mut pod.lines));
+    pod.settle(&asked);
+    pod.ends("v2", Outcome::Refused(Refusal::new(GateName::Load, "no")));
+    pod.settle(&asked);
+    assert_eq!(pod.phase("v1"), Some(Phase::Preparing));
+    pod.ends("v1", Outcome::Passed);
+    pod.settle(&asked);
+    assert_eq!(pod.says(&asked), (Some("v1".to_owned()), ModelState::Ready));
+}
+
+#[test]
+fn the_load_of_what_answered_before_is_not_called_off_for_another_try() {
+    let (mut pod, asked) = (Pod::switching(), asked(true));
+    pod.ends("v2", Outcome::Passed);
+    pod.settle(&asked);
+    // It is taken back, and version 1 cannot be loaded.
+    let back = holding(false, desired(Some("v1"), None, Some("v2")));
+    pod.settle(&back);
+    pod.ends("v1", Outcome::Checked);
+    pod.settle(&back);
+    assert!(pod.versions.retired("v2", &mut pod.lines));
+    pod.settle(&back);
+    pod.ends("v1", Outcome::Refused(Refusal::new(GateName::Load, "no")));
+    pod.settle(&back);
+    assert_eq!(pod.phase("v2"), Some(Phase::Preparing));
+    pod.now += Duration::from_secs(300);
+    pod.settle(&back);
+    assert_eq!(pod.phase("v2"), Some(Phase::Preparing), "however long it takes");
+    assert!(!pod.versions.is_stalled());
+    pod.ends("v2", Outcome::Refused(Refusal::new(GateName::Load, "no")));
+    pod.settle(&back);
+    assert_eq!(pod.says(&back), (None, ModelState::Loading), "version 1 is tried again");
+    pod.ends("v1", Outcome::Refused(Refusal::new(GateName::Load, "no")));
+    pod.settle(&back);
+    assert!(pod.versions.is_stalled(), "nothing is to be had");
+    assert_eq!(pod.says(&back), (None, ModelState::Error));
 }

@@ -220,7 +220,8 @@ fn way_back(desired: &Desired, current: &Current, route: &Route, unloads: bool) 
     let known = |name: &String| desired.versions.contains_key(name) && !desired.unknown.contains_key(name);
     let version = desired.previous.clone().filter(known).filter(|name| desired.is_only_previous(name))?;
     let answers = route.active.is_some() && route.active == desired.active;
-    let at_rest = |known: &Known| matches!(known.phase, Phase::Ready | Phase::Waiting | Phase::Refused);
+    let at_rest =
+        |known: &Known| matches!(known.phase, Phase::Ready | Phase::Checked | Phase::Waiting | Phase::Refused);
     let alone = desired.candidate.is_none() && !unloads && current.versions.values().all(at_rest);
     let begins = answers && alone && is_due(current, &version);
     begins.then_some(Action::Prepare { version, purpose: Purpose::Restore, loads: true })

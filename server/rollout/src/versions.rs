@@ -3,6 +3,7 @@
 //! Whoever carries out the plan tells this owner what it has begun and how that ended, and passes the lines that the gates
 //! write ([`Lines`]) along; time comes as a value. Absent: gates, workers and requests themselves.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,8 @@ const NEWER_IMAGE: &str = "update the server's image (annotate the service with 
 pub struct Versions {
     entries: BTreeMap<String, Entry>,
     route: Route,
+    /// What the version is that answered before requests began to wait: the status may have forgotten it by the time that it is needed.
+    held_from: Option<NamedVersion>,
 }
 
 /// One version.
@@ -97,6 +100,7 @@ impl Versions {
     /// Plans until there is nothing more to do, and notes that it is done. Gives what is to be carried out, in this order.
     #[must_use]
     pub fn settle(&mut self, desired: &Desired, now: Instant, lines: &mut Lines) -> Vec<Action> {
+        let desired = &*self.with_way_back(desired);
         let mut done = self.refuse_failed(desired, now, lines);
         for round in 0.. {
             let actions = self.plan(desired, now);
@@ -116,7 +120,27 @@ impl Versions {
     /// What there is to do.
     #[must_use]
     pub fn plan(&self, desired: &Desired, now: Instant) -> Vec<Action> {
+        let desired = &*self.with_way_back(desired);
         plan(desired, &self.current(desired, now))
+    }
+
+    /// What is asked, with what answered before requests began to wait.
+    fn with_way_back<'a>(&self, desired: &'a Desired) -> Cow<'a, Desired> {
+        match &self.held_from {
+            Some(before) if !desired.versions.contains_key(&before.name) => {
+                let mut desired = desired.clone();
+                desired.versions.insert(before.name.clone(), before.clone());
+                Cow::Owned(desired)
+            }
+            _ => Cow::Borrowed(desired),
+        }
+    }
+
+    /// Whether requests wait for a version, and none is on its way.
+    #[must_use]
+    pub fn is_stalled(&self) -> bool {
+        let rests = |entry: &Entry| matches!(entry.phase, Phase::Refused | Phase::Checked);
+        self.route.is_held() && self.entries.values().all(rests)
     }
 
     /// Notes that an action is carried out. Says whether it may be.
@@ -199,6 +223,10 @@ impl Versions {
         if route.active != self.route.active {
             tracing::info!(from = self.route.active, to = route.active, previous = route.previous, "switched");
         }
+        let from = route.held_from.as_ref().filter(|_| route.is_held());
+        let known = self.held_from.take().filter(|known| from == Some(&known.name));
+        self.held_from =
+            from.and_then(|from| known.or_else(|| self.entries.get(from).map(|entry| entry.made_of.clone())));
         self.route = route;
     }
 
@@ -411,6 +439,9 @@ impl Versions {
             Some(WorkerHealth::Loading | WorkerHealth::Restarting { .. }) => return ModelState::Loading,
             Some(WorkerHealth::Failed { .. } | WorkerHealth::Stopped) => return ModelState::Error,
             None => {}
+        }
+        if self.is_stalled() {
+            return ModelState::Error;
         }
         if self.route.is_held() {
             let unloads = self.entries.values().any(|entry| entry.phase == Phase::Retiring);

@@ -8,7 +8,7 @@ use gantry_crds::inference_service::{
     SIGNALS_MIN_SAMPLES_DEFAULT, SIGNALS_WINDOW_DEFAULT, SchedulingSpec, cache_bytes,
 };
 use gantry_crds::scalars::{DurationString, Percent};
-use gantry_crds::status::{NamedVersion, RolloutStatus, RolloutStep, Side, StrategyName};
+use gantry_crds::status::{NamedVersion, RolloutStatus, RolloutStep, Side};
 use gantry_rollout::Desired;
 use kube::core::DynamicObject;
 use serde::de::DeserializeOwned;
@@ -72,7 +72,6 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
     }
     let entries = names(&take(&mut value, &["status", "replicas"]), "pod");
     let (signals, unknown_signals) = signals(&take(&mut value, &["spec", "rollout", "rollback", "signals"]));
-    let holds_at_rest = value.pointer("/spec/rollout/strategy") == Some(&json!(StrategyName::HoldRequests.as_str()));
     for field in OTHERS {
         take(&mut value, field);
     }
@@ -97,8 +96,6 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
     let of_status =
         service.status.as_ref().map(|status| Desired::of(status, &has.pod, has.resources.as_deref(), has.side));
     let mut desired = Desired { versions: known, unreadable, unknown, ..of_status.unwrap_or_default() };
-    // A pod that was left behind by a rollout goes over as it would have then.
-    desired.holds |= holds_at_rest && desired.attempt.is_none() && !desired.stands_by;
     if let Some(candidate) = desired.candidate.as_ref().filter(|_| !unknown_of_spec.is_empty()) {
         desired.unknown.entry(candidate.version.clone()).or_default().extend(unknown_of_spec);
     }

@@ -65,6 +65,16 @@ impl Failure {
         Self::retriable(error, retry_after)
     }
 
+    /// Neither the next model nor the one before it could be loaded.
+    pub(super) fn no_model_loads(retry_after: Duration) -> Self {
+        let message = format!(
+            "The model was to be changed, and neither the next one nor the one before it could be loaded in this pod (kubectl get \
+             modelversions says why); it is tried again: try again in {retry_after:?}."
+        );
+        let error = ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::ModelNotReady, message);
+        Self::retriable(error, retry_after)
+    }
+
     /// A request has waited for another model to be loaded for as long as it may.
     pub(super) fn held_too_long(waited: Duration, limit: Duration, retry_after: Duration) -> Self {
         let message = format!(

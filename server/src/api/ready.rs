@@ -46,6 +46,7 @@ fn state(app: &App) -> ModelState {
     let hold = app.router.held();
     let Some(version) = app.router.active() else {
         return match hold.waits() {
+            _ if hold.is_stalled() => ModelState::Error,
             Waits::ForModel => ModelState::Switching,
             Waits::Queued if app.loading.is_none() => ModelState::Idle,
             Waits::Queued | Waits::Loading => ModelState::Loading,
@@ -79,7 +80,7 @@ async fn check(app: &App) -> Result<(), Unready> {
     let hold = app.router.held();
     let Some(version) = app.router.active() else {
         // Requests are to come and wait, where no other pod answers them.
-        if hold.is_switching() && !app.router.yields() {
+        if hold.is_switching() && !hold.is_stalled() && !app.router.yields() {
             return Ok(());
         }
         return Err(Unready { reason: app.why_no_version(), retry_after: Some(app.version_after()) });
@@ -107,6 +108,9 @@ impl App {
     /// Why there is no active version.
     pub(super) fn why_no_version(&self) -> String {
         match &self.loading {
+            _ if self.router.held().is_stalled() => {
+                "neither the next model nor the one before it could be loaded; it is tried again".to_owned()
+            }
             _ if self.router.held().is_switching() => match self.router.held().waits() {
                 Waits::Loading => "the next model is being loaded, and requests wait for it".to_owned(),
                 Waits::Queued | Waits::ForModel => {

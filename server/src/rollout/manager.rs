@@ -152,6 +152,9 @@ impl Manager {
                 self.act(desired, settings, action);
             }
             self.router.set_yields(self.versions.yields(desired));
+            if self.versions.is_stalled() {
+                self.router.held().stall();
+            }
             self.look_at_signals(desired, settings, Instant::now());
         }
         self.tell_who_waits(Instant::now());
@@ -294,7 +297,8 @@ impl Manager {
     }
 
     fn prepare(&mut self, desired: &Desired, settings: &Settings, version: String, purpose: &Purpose, loads: bool) {
-        let Some(named) = desired.versions.get(&version) else { return };
+        // What it was noted with: the status may have forgotten it.
+        let Some(named) = self.versions.get(&version).map(|entry| &entry.made_of) else { return };
         let (prompts, drift, patience) = match purpose {
             Purpose::Restore => (None, None, Some(RESTORE_PATIENCE)),
             Purpose::Candidate { .. } => {

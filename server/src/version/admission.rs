@@ -91,6 +91,8 @@ pub(super) enum Refusal {
 pub(super) struct Ask {
     pub(super) client: Peer,
     pub(super) priority: Priority,
+    /// It has waited in line for this version, and is let in however many others are.
+    pub(super) has_place: bool,
 }
 
 /// One admitted request.
@@ -184,6 +186,11 @@ impl Gate {
         is_let_in
     }
 
+    fn enter_in_any_case(&mut self, count: usize) {
+        self.inside = self.inside.saturating_add(count);
+        self.look();
+    }
+
     fn leave(&mut self) {
         self.inside = self.inside.saturating_sub(1);
         self.look();
@@ -224,7 +231,9 @@ impl Admission {
         if state.closed {
             return Err(Refusal::Closed);
         }
-        if let Err(limit) = state.gate.enter(count) {
+        if ask.has_place {
+            state.gate.enter_in_any_case(count);
+        } else if let Err(limit) = state.gate.enter(count) {
             let (own, clients) = (state.fair.inside(ask.client), state.fair.clients_with(ask.client));
             if !state.gate.enter_beside(count, own, clients) {
                 let (waiting, retry_after) = (state.gate.waiting(), state.retry_after());

@@ -164,6 +164,8 @@ pub struct Terms {
     pub is_whole: bool,
     /// Whoever submits them takes them back where the version makes room for another one ([`GenerationError::GaveWay`]).
     pub returns: bool,
+    /// They have waited in line for this version, and are taken however many others wait.
+    pub has_place: bool,
 }
 
 /// A loaded model and its workers. Dropping it without [`Version::retire`] ends the workers once its last generation is
@@ -378,7 +380,7 @@ impl Version {
         // Several answers to one request have its priority.
         let priority = requests.first().map(|request| request.params.priority).unwrap_or_default();
         let tokens: Vec<u64> = requests.iter().map(GenerateRequest::fair_tokens).collect();
-        let places = self.admit(Ask { client, priority }, &tokens)?;
+        let places = self.admit(Ask { client, priority, has_place: terms.has_place }, &tokens)?;
         let submitted = requests.into_iter().zip(digests).zip(places);
         Ok(submitted.map(|((request, digest), place)| self.hand_over(request, digest, place, answers, terms)).collect())
     }
@@ -418,7 +420,7 @@ impl Version {
         request.timeout_ms = request.timeout_ms.or(self.shared.queue_timeout_ms());
         let digest = self.shared.desk.digests.of_texts(&request);
         self.check_standing(digest)?;
-        let ask = Ask { client, priority: request.priority };
+        let ask = Ask { client, priority: request.priority, has_place: false };
         let place = self.admit(ask, &[request.fair_tokens()])?.pop().ok_or(SubmitError::Retired)?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (reply, receiver) = oneshot::channel();

@@ -145,7 +145,7 @@ fn a_line_goes_by_its_oldest_and_within_it_by_turns() {
     let now = Instant::now();
     let place = |host: u8, priority| {
         let client = Peer::of(std::net::IpAddr::from([10, 0, 0, host]));
-        stage.admission.enter_all(Ask { client, priority }, &[1000]).ok().unwrap().remove(0)
+        stage.admission.enter_all(Ask { client, priority, has_place: false }, &[1000]).ok().unwrap().remove(0)
     };
     let (low, normal) = (Priority::Low, Priority::Normal);
     // What client 1 has asked for before has its second one behind that of client 2, which came much later.

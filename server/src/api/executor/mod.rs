@@ -212,7 +212,7 @@ impl<E: TextEncoder> Pending<E> {
             Err(failure) => return Tried::Refused(self.refuse(failure)),
         };
         let id = self.keep.as_ref().map(Keep::id);
-        if let Some(keep) = &mut self.keep
+        if let (Some(keep), Some(Known::New(..))) = (&mut self.keep, &self.known)
             && let Err(failure) = keep.input().await
         {
             return Tried::Refused(self.refuse(failure));

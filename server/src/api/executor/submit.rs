@@ -9,11 +9,11 @@ use gantry_core::{ApiError, ErrorCode, Priority, Prompt, TextInput, TextRequest}
 
 use super::choices::Choices;
 use crate::api::App;
-use crate::api::errors::{Failure, of_submission};
-use crate::hold::{News, Ticket};
+use crate::api::errors::{Failure, of_submission, unanswered};
+use crate::hold::{LineClosed, News, Ticket};
 use crate::limits::{HELD_LIMIT, SUBMIT_ATTEMPTS};
 use crate::peer::Peer;
-use crate::version::{GenerateRequest, Generation, PoolRequest, Pooled, SubmitError, Terms, Version};
+use crate::version::{GenerateRequest, Generation, GenerationError, PoolRequest, Pooled, SubmitError, Terms, Version};
 
 /// What keeps the seeds of one request's answers apart: Knuth's odd number nearest to 2^64 over the golden ratio, so that
 /// they differ in their lower halves, too.
@@ -90,6 +90,9 @@ impl Asking {
     pub(super) fn enter(&mut self, app: &App) -> Result<bool, Failure> {
         let hold = app.router.held();
         if self.ticket.is_none() && hold.is_held() {
+            if hold.is_stalled() && !self.was_taken {
+                return Err(Failure::no_model_loads(hold.retry_after()));
+            }
             let priority = self.requests.first().map_or(Priority::Normal, |request| request.params.priority);
             let entered = hold.enter(self.client, priority, self.came, self.was_taken);
             self.ticket = Some(entered.map_err(|full| Failure::line_full(full, hold.retry_after()))?);
@@ -103,7 +106,9 @@ impl Asking {
         let limit = self.limit(app).unwrap_or(HELD_LIMIT);
         tokio::select! {
             biased;
-            () = ticket.turn() => Ok(()),
+            due = ticket.turn() => due.map_err(|LineClosed| {
+                unanswered(GenerationError::ServerEnds, self.prompt_param, app.router.held().retry_after())
+            }),
             () = tokio::time::sleep_until((self.came + limit).into()) => {
                 Err(Failure::held_too_long(self.came.elapsed(), limit, app.router.held().retry_after()))
             }
@@ -208,7 +213,9 @@ impl Asking {
         for request in &mut requests {
             request.params.queue_timeout_ms = left_ms.or(request.params.queue_timeout_ms);
         }
-        version.submit_all(self.client, requests, Terms { is_whole, returns: self.returns }).await
+        version
+            .submit_all(self.client, requests, Terms { is_whole, returns: self.returns, has_place: self.was_held() })
+            .await
     }
 }
 
