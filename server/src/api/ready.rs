@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::App;
-use crate::limits::{FAILED_RETRY_PERIOD, RETRY_AFTER_MIN_SECONDS};
+use crate::limits::RETRY_AFTER_MIN_SECONDS;
 use crate::version::WorkerHealth;
 
 pub(super) async fn alive() -> Json<Value> {
@@ -68,7 +68,7 @@ async fn check(app: &App) -> Result<(), Unready> {
         WorkerHealth::Restarting { attempt, reason } => {
             (format!("the worker died ({reason}) and is restarted, attempt {attempt}"), version.retry_after())
         }
-        WorkerHealth::Failed { reason } => (format!("the worker keeps failing: {reason}"), FAILED_RETRY_PERIOD),
+        WorkerHealth::Failed { reason } => (format!("the worker keeps failing: {reason}"), version.retry_after()),
         WorkerHealth::Loading => ("the model is being loaded".to_owned(), version.retry_after()),
         // The next one is active already.
         WorkerHealth::Stopped => {
