@@ -95,8 +95,8 @@ pub const TRIAL_PATIENCE: Duration = Duration::from_secs(5);
 pub const TRIAL_AWAY_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a suspect waits to be tried before it fails.
 pub const TRIAL_WAIT_LIMIT: Duration = Duration::from_secs(120);
-/// How long a request waits for a worker once its version has failed.
-pub const RETRY_LIMIT: Duration = Duration::from_secs(30);
+/// How long a request that does not say how long it may wait does so while workers die and are restarted.
+pub const WORKER_WAIT_LIMIT: Duration = Duration::from_secs(1800);
 /// Requests that may be inside a version past its `maxQueue`, of clients that have no more than their equal part of the places, or
 /// none, while others fill them.
 pub const SHARED_PLACES: usize = 64;
@@ -163,9 +163,6 @@ pub const RESPAWN_BACKOFF_MAX: Duration = Duration::from_secs(30);
 pub const CRASH_LIMIT: usize = 5;
 /// See [`CRASH_LIMIT`].
 pub const CRASH_WINDOW: Duration = Duration::from_secs(600);
-/// A request that comes while no worker is ready waits for one that is expected within so much time, and is else refused
-/// with the time that it takes.
-pub const RESTART_QUEUE_LIMIT: Duration = Duration::from_secs(10);
 /// How often a failed version is tried again, in case what killed it (memory pressure, say) has passed.
 pub const FAILED_RETRY_PERIOD: Duration = Duration::from_secs(60);
 

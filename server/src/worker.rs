@@ -11,14 +11,14 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use anyhow::{Context as _, anyhow};
 use futures::{Stream, StreamExt};
 use gantry_engine::{
     Activity, ActivitySink, EngineConfig, GenerationEvent, LoadError, ModelHost, ParamError, PooledEvent, PooledHandle,
-    ProbeError, RequestHandle, SubmitError, ThreadLimit,
+    ProbeError, Prompt, RequestHandle, SubmitError, ThreadLimit,
 };
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
@@ -87,7 +87,9 @@ pub async fn run(backend_dir: Option<PathBuf>) -> anyhow::Result<()> {
         }
     };
     let Some((host, outbox)) = worker else { return Ok(()) };
-    Worker { host: Arc::new(host), limit, outbox, notes, faults, handles: HashMap::new() }.serve(incoming).await
+    Worker { host: Arc::new(host), limit, outbox, notes, faults, handles: HashMap::new(), prompt: Weak::new() }
+        .serve(incoming)
+        .await
 }
 
 /// Loads the engine; `None` when it cannot be loaded and the front has been told.
@@ -215,6 +217,16 @@ struct Worker {
     notes: Arc<Notes>,
     faults: Arc<Faults>,
     handles: HashMap<RequestId, Handle>,
+    /// The prompt that came last, while a request waits with it.
+    prompt: Weak<Prompt>,
+}
+
+/// Has the answers that one client asks for at once share their prompt, which comes with each of them: sixteen copies of 8 MiB
+/// may wait here else, of which the front has counted one.
+fn shared(last: &mut Weak<Prompt>, prompt: Arc<Prompt>) -> Arc<Prompt> {
+    let prompt = last.upgrade().filter(|last| *last == prompt).unwrap_or(prompt);
+    *last = Arc::downgrade(&prompt);
+    prompt
 }
 
 impl Worker {
@@ -251,6 +263,7 @@ impl Worker {
             ToWorker::Load { .. } => return Err(anyhow!("a worker loads one model")),
             ToWorker::Submit { id, prompt, params } => {
                 let (events, ended, entry) = (self.outbox.events.clone(), ended.clone(), Entry::new(&self.notes, id));
+                let prompt = shared(&mut self.prompt, prompt);
                 let fault = self.faults.of_prompt(&prompt);
                 let activity = activity(&entry, fault);
                 let (faults, mut has_text) = (Arc::clone(&self.faults), false);
@@ -270,7 +283,6 @@ impl Worker {
                 });
                 let submitted = match &self.host.engine {
                     Some(engine) => {
-                        let prompt = Arc::unwrap_or_clone(prompt);
                         engine.submit_observed(prompt, params, Some(activity), sink).map(Handle::Generation)
                     }
                     None => Err(not_loaded_for("prompt")),
@@ -448,6 +460,20 @@ mod tests {
     use super::*;
     use gantry_core::MAX_SHOWN_TEXT_BYTES;
     use gantry_core::ShownPrompt;
+
+    #[test]
+    fn answers_to_one_prompt_share_it_while_they_wait() {
+        let prompt = |text: &str| Arc::new(Prompt::Text(text.to_owned()));
+        let mut last = Weak::new();
+        let first = shared(&mut last, prompt("a"));
+        let second = shared(&mut last, prompt("a"));
+        assert!(Arc::ptr_eq(&first, &second));
+        let other = shared(&mut last, prompt("b"));
+        assert_eq!(*other, Prompt::Text("b".to_owned()));
+        drop(other);
+        assert_eq!(last.strong_count(), 0, "nothing is kept that nobody waits with");
+        assert!(!Arc::ptr_eq(&first, &shared(&mut last, prompt("a"))));
+    }
 
     /// As many and as large as gather while a frame is written, which no frame would hold together.
     #[tokio::test]

@@ -120,16 +120,23 @@ enum Thinking {
         /// The most tokens that are thought.
         #[serde(default, deserialize_with = "read_integer")]
         budget_tokens: Option<u32>,
-        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "display")]
-        _display: IgnoredAny,
+        _display: Option<Display>,
     },
     Disabled {},
     Adaptive {
-        #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "display")]
-        _display: IgnoredAny,
+        _display: Option<Display>,
     },
+}
+
+/// How thoughts are told: as they are, be they ever so long, which who asks for a summary is told as well. To leave them out is not
+/// offered.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "MessagesThinkingDisplay")]
+#[serde(rename_all = "snake_case")]
+enum Display {
+    Summarized,
 }
 
 /// A body of `/v1/messages`, for those who describe the server to programs.

@@ -225,13 +225,14 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Accepts a request, or says at once why not. Never blocks; `sink` is called on the engine's threads.
+    /// Accepts a request, or says at once why not. Never blocks; `sink` is called on the engine's threads. A prompt that several
+    /// share is copied for each of them only while it is tokenised.
     ///
     /// # Errors
     /// [`SubmitError::QueueFull`] when as many requests wait as may; the sink is then never called.
     pub fn submit(
         &self,
-        prompt: Prompt,
+        prompt: impl Into<Arc<Prompt>>,
         params: GenerationParams,
         sink: EventSink,
     ) -> Result<RequestHandle, SubmitError> {
@@ -244,7 +245,7 @@ impl Engine {
     /// As [`Engine::submit`].
     pub fn submit_observed(
         &self,
-        prompt: Prompt,
+        prompt: impl Into<Arc<Prompt>>,
         params: GenerationParams,
         activity: Option<ActivitySink>,
         sink: EventSink,
@@ -271,7 +272,7 @@ impl Engine {
         let timeout_ms = params.queue_timeout_ms.or(self.queue_timeout_ms);
         let job = Box::new(Job {
             ticket: self.tickets.fetch_add(1, Relaxed),
-            prompt,
+            prompt: prompt.into(),
             params,
             emitter: Emitter::new(sink, self.stats.clone(), permit, signals.clone()).observed(activity),
             signals: signals.clone(),
@@ -287,7 +288,11 @@ impl Engine {
     ///
     /// # Errors
     /// Why the request was not accepted, or could not be served.
-    pub fn generate(&self, prompt: Prompt, params: GenerationParams) -> Result<GenerationOutput, EngineError> {
+    pub fn generate(
+        &self,
+        prompt: impl Into<Arc<Prompt>>,
+        params: GenerationParams,
+    ) -> Result<GenerationOutput, EngineError> {
         // Unbounded in form only: a request emits at most one event for each token of its context.
         let (sender, events) = crossbeam_channel::unbounded();
         let sink = Box::new(move |event| {

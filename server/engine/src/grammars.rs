@@ -79,11 +79,12 @@ impl Constraint {
         ConstraintError { param: self.param.clone(), fault: fault.into() }
     }
 
-    /// Whether the text may end here, so that the end tokens are allowed.
+    /// Whether the text may end here, so that the end tokens are allowed. Not, where that takes too long to say: then every other
+    /// question is an error.
     pub(crate) fn is_complete(&mut self) -> bool {
         match &mut self.machine {
             Machine::Gbnf(grammar) => grammar.is_complete(),
-            Machine::Schema(schema) => schema.is_complete(),
+            Machine::Schema(schema) => schema.is_complete().unwrap_or(false),
         }
     }
 

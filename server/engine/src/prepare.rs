@@ -42,7 +42,8 @@ const PREPARE_THREADS: usize = 2;
 /// An accepted request whose prompt is still text.
 pub(crate) struct Job {
     pub(crate) ticket: u64,
-    pub(crate) prompt: Prompt,
+    /// Several answers to it share it.
+    pub(crate) prompt: Arc<Prompt>,
     pub(crate) params: GenerationParams,
     pub(crate) emitter: Emitter,
     pub(crate) signals: Arc<Signals>,
@@ -75,7 +76,7 @@ struct Waits {
 impl Jobs {
     /// Never blocks. False: the pools have ended.
     pub(crate) fn push(&self, job: Box<Job>) -> bool {
-        let stage = if matches!(job.prompt, Prompt::Chat(_)) { &self.chats } else { &self.prompts };
+        let stage = if matches!(*job.prompt, Prompt::Chat(_)) { &self.chats } else { &self.prompts };
         stage.push(Waits { job, chat: None })
     }
 }
@@ -192,7 +193,7 @@ impl Preparer {
         if is_over(&mut job) {
             return;
         }
-        let Prompt::Chat(chat) = &job.prompt else {
+        let Prompt::Chat(chat) = &*job.prompt else {
             rendered.push(Waits { job, chat: None });
             return;
         };
@@ -207,6 +208,9 @@ impl Preparer {
             let chat = self.vocabulary.render(chat, reads, pace)?;
             // Before it waits: what a template makes of messages may be much longer than they are.
             chat.iter().try_for_each(|chat| check_bytes("messages", chat.prompt.len()))?;
+            if job.params.extent == Extent::Answer {
+                chat.iter().try_for_each(|chat| self.check_length(&chat.prompt))?;
+            }
             Ok(chat)
         }));
         job.emitter.is(Activity::Paused);
@@ -214,7 +218,7 @@ impl Preparer {
         match chat.unwrap_or_else(|_| Err(panicked())) {
             Ok(Some(chat)) => {
                 // Never needed again, and it may be large.
-                job.prompt = Prompt::chat(Chat::default());
+                job.prompt = Arc::new(Prompt::chat(Chat::default()));
                 rendered.push(Waits { job, chat: Some(chat) });
             }
             Ok(None) => _ = slow.push(Waits { job, chat: None }),
@@ -236,7 +240,7 @@ impl Preparer {
             // Before those of the template are added.
             let mut reading = Reading::of(&params);
             reading.echo = self.echo(&prompt, &params)?;
-            let (tokens, answer) = self.tokens(prompt, chat, &mut params, &mut reading)?;
+            let (tokens, answer) = self.tokens(Arc::unwrap_or_clone(prompt), chat, &mut params, &mut reading)?;
             let mut setup = sampler::compile(&*self.vocabulary, &self.grammars, &params)?;
             if let Some(answer) = answer {
                 setup.binding = self.binding_of(&answer, &params)?;
@@ -281,6 +285,7 @@ impl Preparer {
     /// Answers a request that asks what its prompt is.
     fn show(&self, job: Job, chat: Option<RenderedChat>, form: PromptForm) {
         let Job { prompt, mut emitter, .. } = job;
+        let prompt = Arc::unwrap_or_clone(prompt);
         emitter.is(Activity::Begun);
         let shown = std::panic::catch_unwind(AssertUnwindSafe(|| match form {
             PromptForm::Text => self.shown_text(prompt, chat).map(ShownPrompt::Text),
@@ -501,9 +506,13 @@ impl Preparer {
 
     fn tokenize(&self, param: &str, text: &str, specials: SpecialTokens<'_>) -> Result<Vec<Token>, RequestError> {
         check_bytes(param, text.len())?;
-        // Tokenising takes many times the memory of the text, so one that cannot fit is not tokenised.
-        self.check_tokens(text.len() / self.vocabulary.longest_token().max(1))?;
+        self.check_length(text)?;
         self.vocabulary.tokenize(text, specials).map_err(|error| error.of(param))
+    }
+
+    /// Tokenising takes many times the memory of the text, so one that cannot fit is not tokenised.
+    fn check_length(&self, text: &str) -> Result<(), RequestError> {
+        self.check_tokens(text.len() / self.vocabulary.longest_token().max(1))
     }
 
     fn check_tokens(&self, tokens: usize) -> Result<(), RequestError> {

@@ -164,7 +164,7 @@ impl Busy {
         let permit = Permit::take(&self.stats, LIMIT).unwrap();
         let job = Job {
             ticket,
-            prompt,
+            prompt: Arc::new(prompt),
             params,
             emitter: Emitter::new(sink, self.stats.clone(), permit, signals.clone()),
             signals,

@@ -16,6 +16,7 @@ use crate::limits::{MAX_INFILL_FILES, MAX_RESPONSE_FIELD_BYTES, MAX_RESPONSE_FIE
 use crate::parameters::Place;
 use crate::request::{Common, parse_object};
 use crate::response::Timings;
+use crate::sampling::choose_samplers;
 use crate::sse::write_sse_event;
 use crate::told::timings_of;
 
@@ -38,7 +39,8 @@ pub fn decode_infill(body: &[u8]) -> Result<(TextRequest, InfillEncoder), ApiErr
         files: Some(files(&fields)?),
     };
     let response_fields = fields.strings("response_fields", 0..=MAX_RESPONSE_FIELDS, 0..=MAX_RESPONSE_FIELD_BYTES)?;
-    let common = Common::read(&fields, |_, _| Ok(None))?;
+    let mut common = Common::read(&fields, |_, _| Ok(None))?;
+    choose_samplers(&fields, &mut common.params)?;
     let encoder = InfillEncoder { response_fields, max_tokens: common.params.max_tokens };
     Ok((common.into_request(vec![Prompt::Infill(Box::new(infill))], "input_prefix"), encoder))
 }

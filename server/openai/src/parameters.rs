@@ -13,6 +13,7 @@ use gantry_core::{ApiError, ErrorCode, MAX_PROMPT_BYTES, MAX_TEMPLATE_VARIABLES,
 use serde_json::{Map as JsonMap, Value};
 
 use crate::limits::*;
+use crate::sampling::SAMPLERS;
 use crate::shape::Shape;
 use crate::tools::EFFORTS;
 
@@ -227,6 +228,7 @@ const MEANT_WHEN_EMPTY: &[&str] = &[
     "text_2",
     "queries",
     "dry_sequence_breakers",
+    "samplers",
 ];
 
 /// Whether a parameter of a request is as good as left out with such a value.
@@ -398,7 +400,7 @@ use Treatment::{NoEffect, Obeyed, Refused};
 
 use Shape::{
     AboveZero, AnyOf, Biases, Boolean, Documents, Inputs, Integer, Map, Name, NamedTool, NamedTools, Number, Object,
-    Objects, Only, Schema, Texts, Tokens, Words as OneOf,
+    Objects, Only, OrderedWords, Schema, Texts, Tokens, Words as OneOf,
 };
 
 const GENERATION: &[Place] = &[Chat, Text];
@@ -558,7 +560,7 @@ pub const PARAMETERS: &[Parameter] = &[
     at(NATIVE, "adaptive_decay", NoEffect("belongs to `adaptive_target`, which is refused")),
     at(NATIVE, "min_keep", Refused(Zero, "")),
     at(GENERATION, "samplers", Refused(Absent, "")),
-    at(&[Infill], "samplers", NoEffect("each works where its own parameter asks for it, in an order of its own")),
+    at(&[Infill], "samplers", Obeyed).takes(OrderedWords(&SAMPLERS)),
     at(NATIVE, "backend_sampling", NoEffect("says where tokens are chosen, not which")),
     at(GENERATION, "use_beam_search", Refused(False, "")),
     at(GENERATION, "length_penalty", NoEffect("belongs to `use_beam_search`, which is refused")),
@@ -648,7 +650,7 @@ pub const PARAMETERS: &[Parameter] = &[
     at(&[Reasoning], "enabled", Refused(True, "say `reasoning_effort: none`")),
     at(&[Thinking], "type", Obeyed).takes(OneOf(&["enabled", "adaptive", "disabled"])).required(),
     at(&[Thinking], "budget_tokens", Obeyed).takes(TOKENS_OR_ALL),
-    at(&[Thinking], "display", NoEffect("what is thought is told as it is")),
+    at(&[Thinking], "display", Refused(Words(&["summarized"]), "say `include_reasoning: false`")),
     at(&[Chat], "thinking_budget_tokens", Obeyed).takes(TOKENS_OR_ALL),
     at(&[Text], "thinking_budget_tokens", Refused(MinusOne, "")),
     at(&[Chat], "thinking_budget", Obeyed).takes(TOKENS_OR_ALL),

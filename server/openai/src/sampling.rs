@@ -48,6 +48,46 @@ pub(crate) fn sampling(fields: &Fields<'_>) -> Result<GenerationParams, ApiError
     })
 }
 
+/// What llama-server's `samplers` may name, in the order in which they work here. The last one is taken since editors name it
+/// with each request, and adds nothing: the end of what fills a gap is left to the model.
+pub(crate) const SAMPLERS: [&str; 9] =
+    ["penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature", "infill"];
+
+/// Leaves out those that `samplers`, where it is there, does not name: their own parameters then ask for nothing.
+pub(crate) fn choose_samplers(fields: &Fields<'_>, params: &mut GenerationParams) -> Result<(), ApiError> {
+    let longest = SAMPLERS.iter().map(|name| name.len()).max().unwrap_or(0);
+    let Some(named) = fields.strings("samplers", 0..=SAMPLERS.len(), 0..=longest)? else { return Ok(()) };
+    let places: Vec<Option<usize>> = named.iter().map(|name| SAMPLERS.iter().position(|known| known == name)).collect();
+    if let Some(i) = places.iter().position(Option::is_none) {
+        let path = format!("{}[{i}]", fields.path("samplers"));
+        return Err(wrong_value(path, format_args!("must be one of {}", SAMPLERS.join(", "))));
+    }
+    if !places.is_sorted_by(|before, after| before < after) {
+        let order = SAMPLERS.join(", ");
+        return Err(wrong_value(fields.path("samplers"), format_args!("must name each once, in this order: {order}")));
+    }
+    let off = GenerationParams::default();
+    let leave_out: [fn(&mut GenerationParams, &GenerationParams); 8] = [
+        |params, off| {
+            (params.repeat_penalty, params.frequency_penalty, params.presence_penalty) =
+                (off.repeat_penalty, off.frequency_penalty, off.presence_penalty);
+        },
+        |params, off| params.dry = off.dry.clone(),
+        |params, off| params.top_k = off.top_k,
+        |params, off| params.typical_p = off.typical_p,
+        |params, off| params.top_p = off.top_p,
+        |params, off| params.min_p = off.min_p,
+        |params, off| params.xtc_probability = off.xtc_probability,
+        |params, _| params.temperature = 1.0,
+    ];
+    for (place, leave_out) in leave_out.iter().enumerate() {
+        if !places.contains(&Some(place)) {
+            leave_out(params, &off);
+        }
+    }
+    Ok(())
+}
+
 fn dry(fields: &Fields<'_>) -> Result<DryParams, ApiError> {
     let default = DryParams::default();
     let multiplier = fields.within("dry_multiplier", 0.0, MAX_DRY_MULTIPLIER)?.unwrap_or(default.multiplier);
@@ -191,5 +231,47 @@ fn bias_value(path: String, value: &Value) -> Result<f32, ApiError> {
         Ok(bias as f32)
     } else {
         Err(wrong_value(path, format_args!("must be a number from -{MAX_LOGIT_BIAS} to {MAX_LOGIT_BIAS}, not {bias}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+
+    fn chosen(samplers: &Value) -> Result<GenerationParams, ApiError> {
+        let body = json!({
+            "samplers": samplers, "temperature": 0.5, "top_k": 40, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.8,
+            "xtc_probability": 0.5, "repeat_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.3,
+            "dry_multiplier": 0.8,
+        });
+        let Value::Object(object) = body else { unreachable!() };
+        let fields = Fields::new(&object, "");
+        let mut params = sampling(&fields)?;
+        choose_samplers(&fields, &mut params)?;
+        Ok(params)
+    }
+
+    #[test]
+    fn what_is_not_named_chooses_nothing() {
+        let all = chosen(&Value::Null).unwrap();
+        assert_eq!(chosen(&json!(SAMPLERS)).unwrap(), all);
+        let none = GenerationParams { temperature: 1.0, ..GenerationParams::default() };
+        assert_eq!(chosen(&json!([])).unwrap(), none);
+        // As editors send it.
+        let of_editors = GenerationParams { top_k: 40, top_p: 0.9, ..none.clone() };
+        assert_eq!(chosen(&json!(["top_k", "top_p", "infill"])).unwrap(), of_editors);
+        for name in &SAMPLERS[..8] {
+            assert_ne!(chosen(&json!([name])).unwrap(), none, "{name}");
+        }
+        for (wrong, param) in [
+            (json!(["mirostat"]), "samplers[0]"),
+            (json!(["top_p", "top_k"]), "samplers"),
+            (json!("top_k"), "samplers"),
+        ] {
+            assert_eq!(chosen(&wrong).unwrap_err().param.as_deref(), Some(param));
+        }
     }
 }

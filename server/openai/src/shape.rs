@@ -33,6 +33,8 @@ pub enum Shape {
     Name,
     /// One of these words.
     Words(&'static [&'static str]),
+    /// An array of some of these words, each once and in their order.
+    OrderedWords(&'static [&'static str]),
     /// An array of so many texts at least and at most, each of so many bytes at most.
     Texts(usize, usize, usize),
     /// An array of at most so many token ids.
@@ -86,6 +88,9 @@ impl Shape {
             }
             Self::Name => json!({"type": "string", "pattern": TOOL_NAME_PATTERN}),
             Self::Words(words) => json!({"type": "string", "enum": words}),
+            Self::OrderedWords(words) => {
+                json!({"type": "array", "items": Self::Words(words).schema(), "uniqueItems": true})
+            }
             Self::Texts(least, most, bytes) => {
                 let text = json!({"type": "string", "maxLength": bytes});
                 json!({"type": "array", "items": text, "minItems": least, "maxItems": most})

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::App;
 use crate::hold::Waits;
-use crate::limits::{FAILED_RETRY_PERIOD, RETRY_AFTER_MIN_SECONDS};
+use crate::limits::RETRY_AFTER_MIN_SECONDS;
 use crate::version::WorkerHealth;
 
 pub(super) async fn alive() -> Json<Value> {
@@ -94,7 +94,7 @@ async fn check(app: &App) -> Result<(), Unready> {
         WorkerHealth::Restarting { attempt, reason } => {
             (format!("the worker died ({reason}) and is restarted, attempt {attempt}"), version.retry_after())
         }
-        WorkerHealth::Failed { reason } => (format!("the worker keeps failing: {reason}"), FAILED_RETRY_PERIOD),
+        WorkerHealth::Failed { reason } => (format!("the worker keeps failing: {reason}"), version.retry_after()),
         WorkerHealth::Loading => ("the model is being loaded".to_owned(), version.retry_after()),
         // The next one is active already.
         WorkerHealth::Stopped => {

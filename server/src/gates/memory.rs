@@ -341,6 +341,10 @@ pub fn fit_input(runtime: &RuntimeSettings, summary: &Summary, gpu: bool) -> Fit
 }
 
 #[cfg(test)]
+#[path = "../../llama/tests/common/gguf.rs"]
+mod gguf;
+
+#[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
@@ -546,6 +550,32 @@ mod tests {
         assert_eq!(settled(&limited, memory(4 * takes, takes)), None);
         let one = RuntimeSettings { workers: Some(1), ..open };
         assert_eq!(settled(&one, memory(2 * takes, takes)), Some(1));
+    }
+
+    /// As the file says it, which has no cells and is trained for 64 tokens.
+    #[test]
+    fn an_encoder_fits_onto_gpus_and_is_shared_out_as_any_other_model() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), gguf::bert(1).bytes()).unwrap();
+        let model = gantry_gguf::read_header(file.path()).unwrap().summary().clone();
+        assert!(model.encoder);
+        let pooled = Some(gantry_engine::PooledConfig::default());
+        let settings = RuntimeSettings { pooled, ..RuntimeSettings::default() };
+        let fitted = |gpu_memory_bytes| {
+            let mut runtime = RuntimeSettings { gpu_memory_bytes: Some(gpu_memory_bytes), ..settings.clone() };
+            fit_gpu(&mut runtime, &model, None).map(|()| runtime.gpu_layers)
+        };
+        assert_eq!(fitted(1 << 30), Ok(Some(ALL_LAYERS)));
+        assert!(fitted(1).is_err_and(|unfit| unfit.required_bytes > 1 && unfit.fitting == 0));
+        let machine = Processors::of_groups(8, vec![vec![0, 1, 2, 3], vec![4, 5, 6, 7]]);
+        let mut runtime = settings.clone();
+        fit_workers(&mut runtime, &model, None, &machine, memory(1 << 34, 1 << 34), 0.05);
+        assert_eq!(runtime.workers, Some(2));
+        let each = in_each_worker(&model, None, &runtime, false, &machine, |estimate| estimate.host_bytes);
+        assert_eq!(each.len(), 2);
+        assert!(each.iter().all(|bytes| *bytes > model.tensor_bytes), "each has the weights for itself: {each:?}");
+        let shares = runtime.shares(&machine, model.context_length).unwrap();
+        assert!(shares.iter().all(|share| share.group.is_some()), "{shares:?}");
     }
 
     #[test]

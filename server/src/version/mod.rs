@@ -39,7 +39,7 @@ use gantry_engine::{ModelInfo, ParamError, PooledWork, Pooling, Prompt};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::limits::{RESTART_QUEUE_LIMIT, RETRY_AFTER_MAX_SECONDS, RETRY_AFTER_MIN_SECONDS};
+use crate::limits::{RETRY_AFTER_MAX_SECONDS, RETRY_AFTER_MIN_SECONDS};
 use crate::output::Output;
 use crate::peer::Peer;
 use crate::processors::Processors;
@@ -135,7 +135,7 @@ pub enum SubmitError {
         /// When a try is worth it, computed from the observed rate of service.
         retry_after: Duration,
     },
-    /// No worker can take it now, but one may soon.
+    /// No worker can take it now, and none will within the time that it may wait.
     #[error("the model worker is not available: {reason}")]
     Unavailable {
         /// Why.
@@ -380,7 +380,8 @@ impl Version {
         // Several answers to one request have its priority.
         let priority = requests.first().map(|request| request.params.priority).unwrap_or_default();
         let tokens: Vec<u64> = requests.iter().map(GenerateRequest::fair_tokens).collect();
-        let places = self.admit(Ask { client, priority, has_place: terms.has_place }, &tokens)?;
+        let timeout_ms = requests.iter().filter_map(|request| request.params.queue_timeout_ms).min();
+        let places = self.admit(Ask { client, priority, has_place: terms.has_place }, &tokens, timeout_ms)?;
         let submitted = requests.into_iter().zip(digests).zip(places);
         Ok(submitted.map(|((request, digest), place)| self.hand_over(request, digest, place, answers, terms)).collect())
     }
@@ -421,7 +422,7 @@ impl Version {
         let digest = self.shared.desk.digests.of_texts(&request);
         self.check_standing(digest)?;
         let ask = Ask { client, priority: request.priority, has_place: false };
-        let place = self.admit(ask, &[request.fair_tokens()])?.pop().ok_or(SubmitError::Retired)?;
+        let place = self.admit(ask, &[request.fair_tokens()], request.timeout_ms)?.pop().ok_or(SubmitError::Retired)?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (reply, receiver) = oneshot::channel();
         let mut request = Request::pooled(id, request, reply, place);
@@ -439,15 +440,11 @@ impl Version {
         }
     }
 
-    /// Places for requests that take so many tokens, while a worker is ready or soon is.
-    fn admit(&self, ask: Ask, tokens: &[u64]) -> Result<Vec<QueuePlace>, SubmitError> {
-        match &*self.shared.health.borrow() {
-            WorkerHealth::Ready => {}
-            WorkerHealth::Stopped => return Err(SubmitError::Retired),
-            // Soon there is one, and clients need not come again.
-            WorkerHealth::Restarting { .. } if self.load_left().is_some_and(|left| left <= RESTART_QUEUE_LIMIT) => {}
-            other => return Err(unavailable(other, self.load_left())),
-        }
+    /// Places for requests that take so many tokens and may wait for so many milliseconds (`None`: any time), where a worker
+    /// is ready or will be by then.
+    fn admit(&self, ask: Ask, tokens: &[u64], timeout_ms: Option<u64>) -> Result<Vec<QueuePlace>, SubmitError> {
+        let timeout = timeout_ms.map(Duration::from_millis);
+        check_worker(&self.shared.health.borrow(), self.load_left(), timeout)?;
         self.shared.admission.enter_all(ask, tokens).map_err(|refusal| match refusal {
             Refusal::Closed => SubmitError::Retired,
             Refusal::Full { waiting, limit, retry_after } => {
@@ -544,16 +541,34 @@ fn pools(pooling: Option<Pooling>, work: &PooledWork) -> Result<(), SubmitError>
     Err(SubmitError::Unsupported(refusal))
 }
 
-fn unavailable(health: &WorkerHealth, load_left: Option<Duration>) -> SubmitError {
+/// Whether a request that may wait for so long (`None`: any time) may wait for a worker. Who would be failed before there is
+/// one learns so at once, and so does, once the version has failed, who named no time: nobody knows whether there will be one.
+fn check_worker(
+    health: &WorkerHealth,
+    load_left: Option<Duration>,
+    timeout: Option<Duration>,
+) -> Result<(), SubmitError> {
+    let left = load_left.unwrap_or_default();
     let reason = match health {
+        WorkerHealth::Ready => return Ok(()),
+        WorkerHealth::Stopped => return Err(SubmitError::Retired),
+        WorkerHealth::Restarting { .. } if timeout.is_none_or(|timeout| left < timeout) => return Ok(()),
+        WorkerHealth::Failed { .. } if timeout.is_some_and(|timeout| left < timeout) => return Ok(()),
         WorkerHealth::Restarting { attempt, reason } => {
             format!("it died ({reason}) and is restarted, attempt {attempt}")
         }
         WorkerHealth::Failed { reason } => format!("it keeps failing: {reason}"),
         other => other.label().to_owned(),
     };
-    let retry_after = retry_after_load(load_left.unwrap_or_default());
-    SubmitError::Unavailable { reason, retry_after }
+    let until = match timeout {
+        Some(timeout) if !matches!(health, WorkerHealth::Loading) => format!(
+            "; the next one is expected in {} ms, and the request may wait for {} ms",
+            left.as_millis(),
+            timeout.as_millis()
+        ),
+        _ => String::new(),
+    };
+    Err(SubmitError::Unavailable { reason: reason + &until, retry_after: retry_after_load(left) })
 }
 
 /// When a try is worth it, where a load takes so much longer.
@@ -564,13 +579,38 @@ pub(crate) fn retry_after_load(left: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn who_waits_for_a_worker_waits_by_its_own_time_and_by_how_far_the_load_is() {
+        let restarting = WorkerHealth::Restarting { attempt: 1, reason: "no".to_owned() };
+        let failed = WorkerHealth::Failed { reason: "no".to_owned() };
+        let seconds = |s: u64| Some(Duration::from_secs(s));
+        for (health, left, timeout, waits) in [
+            (&WorkerHealth::Ready, seconds(9), seconds(1), true),
+            (&restarting, seconds(900), None, true),
+            (&restarting, seconds(900), seconds(901), true),
+            (&restarting, seconds(900), seconds(900), false),
+            (&restarting, None, seconds(1), true),
+            (&failed, seconds(70), None, false),
+            (&failed, seconds(70), seconds(71), true),
+            (&failed, seconds(70), seconds(30), false),
+            (&WorkerHealth::Loading, seconds(1), seconds(9), false),
+        ] {
+            assert_eq!(check_worker(health, left, timeout).is_ok(), waits, "{health:?} {left:?} {timeout:?}");
+        }
+        assert_eq!(check_worker(&WorkerHealth::Stopped, None, None), Err(SubmitError::Retired));
+    }
 
     #[test]
     fn who_is_refused_while_a_worker_loads_is_told_when_it_will_be_there() {
         let health = WorkerHealth::Restarting { attempt: 1, reason: "no".to_owned() };
-        for (left_ms, seconds) in [(None, 1), (Some(0), 1), (Some(1_001), 2), (Some(42_000), 42), (Some(900_000), 60)] {
-            let refused = unavailable(&health, left_ms.map(Duration::from_millis));
+        let hasty = Some(Duration::from_millis(1));
+        for (left_ms, seconds) in [(1, 1), (1_001, 2), (42_000, 42), (900_000, 60)] {
+            let refused = check_worker(&health, Some(Duration::from_millis(left_ms)), hasty).unwrap_err();
+            let told = format!("the next one is expected in {left_ms} ms, and the request may wait for 1 ms");
+            assert!(refused.to_string().ends_with(&told), "{refused}");
             let SubmitError::Unavailable { retry_after, .. } = refused else { unreachable!() };
             assert_eq!(retry_after, Duration::from_secs(seconds));
         }

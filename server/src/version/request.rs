@@ -398,12 +398,17 @@ impl Request {
         self.outputs
     }
 
+    /// How many milliseconds it may wait; `None`: any time.
+    pub(super) fn limit_ms(&self) -> Option<u64> {
+        match &self.asked {
+            Asked::Text { request, .. } => request.params.queue_timeout_ms,
+            Asked::Pooled { request, .. } => request.timeout_ms,
+        }
+    }
+
     /// Whether it has waited longer than it may, at `now`.
     pub(super) fn overdue(&self, now: Instant) -> Option<RequestError> {
-        let limit_ms = match &self.asked {
-            Asked::Text { request, .. } => request.params.queue_timeout_ms?,
-            Asked::Pooled { request, .. } => request.timeout_ms?,
-        };
+        let limit_ms = self.limit_ms()?;
         let waited_ms = self.waited_ms(now);
         (waited_ms >= limit_ms).then_some(RequestError::DeadlineExceeded { waited_ms, limit_ms })
     }

@@ -2,8 +2,9 @@
 //! none with the memory, and those that a worker may have died of.
 //!
 //! They are placed by [priority and submission](Request::age_order), those of several clients by [turns](super::fair), none before
-//! the one in front of it, so that a large request is not passed over for ever. One that waits longer than it said it would fails with that; when the version has
-//! failed for good, all fail after [`RETRY_LIMIT`]. The room ends with the version.
+//! the one in front of it, so that a large request is not passed over for ever. One that waits longer than it said it would fails with
+//! that; one that said nothing waits while workers are restarted, for [`WORKER_WAIT_LIMIT`] at the most, and not once the version has
+//! failed. The room ends with the version.
 //!
 //! A [suspect](super::suspects) gets a worker without requests, to which no other one is given until it is cleared or has had
 //! [`SUSPECT_ALONE_LIMIT`](crate::limits::SUSPECT_ALONE_LIMIT). Right after a death there is such a worker; later one is kept from others once
@@ -29,7 +30,7 @@ use super::request::Request;
 use super::supervisor::Command;
 use super::suspects::Standing;
 use crate::limits::{
-    RETRY_LIMIT, SUPERVISOR_TICK, TRIAL_AWAY_PATIENCE, TRIAL_PATIENCE, TRIAL_WAIT_LIMIT, TRIALS_LIMIT,
+    SUPERVISOR_TICK, TRIAL_AWAY_PATIENCE, TRIAL_PATIENCE, TRIAL_WAIT_LIMIT, TRIALS_LIMIT, WORKER_WAIT_LIMIT,
 };
 use crate::protocol::RequestId;
 use lines::Lines;
@@ -257,16 +258,22 @@ impl Room {
         }
     }
 
-    /// No worker is healthy. Where that passes, they wait for it as long as they said; once the version has failed, who has
-    /// waited for long will not be served soon.
+    /// No worker is healthy. Who said how long it may wait waits so long, for the next try of a version that has failed, too; of the
+    /// others nobody waits for what may never come.
     fn drop_hopeless(&mut self, now: Instant) {
-        if !matches!(*self.health.borrow(), WorkerHealth::Failed { .. }) {
-            return;
-        }
-        let hopeless = |waiting: &Waiting| now.saturating_duration_since(waiting.since) >= RETRY_LIMIT;
+        let failed = match &*self.health.borrow() {
+            WorkerHealth::Failed { reason } => Some(reason.clone()),
+            _ => None,
+        };
+        let waits_long = |waiting: &Waiting| now.saturating_duration_since(waiting.since) >= WORKER_WAIT_LIMIT;
+        let hopeless =
+            |waiting: &Waiting| waiting.request.limit_ms().is_none() && (failed.is_some() || waits_long(waiting));
         for Waiting { request, .. } in self.waiting.extract(hopeless) {
             self.desk.leave_room();
-            let reason = format!("no other one could take the request within {RETRY_LIMIT:?}");
+            let reason = match &failed {
+                Some(reason) => format!("it keeps failing: {reason}"),
+                None => format!("no other one could take the request within {WORKER_WAIT_LIMIT:?}"),
+            };
             request.fail(GenerationError::WorkerDied(reason));
         }
     }

@@ -301,13 +301,32 @@ fn waiting_ends_with_the_request_s_own_limit_with_ours_or_with_its_client() {
     assert_eq!(stage.admission.in_flight(), 1);
     // However long the next worker takes to load: that one will come.
     stage.health.send_replace(WorkerHealth::Restarting { attempt: 1, reason: String::new() });
-    stage.settle(start + 20 * RETRY_LIMIT);
+    stage.settle(start + WORKER_WAIT_LIMIT - SUPERVISOR_TICK);
     assert_eq!(stage.admission.in_flight(), 1);
-    stage.health.send_replace(WorkerHealth::Failed { reason: String::new() });
-    stage.settle(start + RETRY_LIMIT + SUPERVISOR_TICK);
+    stage.settle(start + WORKER_WAIT_LIMIT + SUPERVISOR_TICK);
     let error = patient_client.collect().now_or_never().unwrap().unwrap_err();
     assert!(matches!(error, GenerationError::WorkerDied(_)), "{error}");
     assert_eq!(stage.admission.in_flight(), 0);
+}
+
+#[test]
+fn once_the_version_has_failed_only_those_wait_that_say_for_how_long() {
+    let mut stage = stage(DispatchStrategy::LeastLoaded, 1);
+    let (timed, timed_client) = stage.request(0, 0, Some(90_000));
+    let (open, open_client) = stage.request(1, 0, None);
+    stage.wait(timed);
+    stage.wait(open);
+    let start = Instant::now();
+    stage.health.send_replace(WorkerHealth::Failed { reason: "out of memory".to_owned() });
+    stage.settle(start);
+    let error = open_client.collect().now_or_never().unwrap().unwrap_err();
+    assert_eq!(error, GenerationError::WorkerDied("it keeps failing: out of memory".to_owned()));
+    stage.settle(start + Duration::from_secs(80));
+    assert_eq!(stage.admission.in_flight(), 1, "it waits for the next try");
+    stage.lanes.desk.set_healthy(0, true);
+    stage.settle(start + Duration::from_secs(81));
+    assert_eq!(ids(&stage.came(0)), [0]);
+    drop(timed_client);
 }
 
 impl Stage {

@@ -10,6 +10,7 @@ use gantry_engine::{BACKENDS_VERSION, BUILTIN_CPU};
 use gantry_server::version::WorkerConfig;
 use serde_json::json;
 
+use crate::gguf;
 use crate::script::server_after;
 use crate::server::{Server, await_condition, command, model, output};
 
@@ -144,6 +145,22 @@ fn a_gpu_that_is_asked_for_and_not_there_is_an_error_with_a_way_out() {
         for told in ["asked for, and no GPU was found", "no directory of backends", "--n-gpu-layers 0"] {
             assert!(text.contains(told), "{told} is missing in:\n{text}");
         }
+    }
+}
+
+/// What is missing is the GPU, not what an encoder is.
+#[test]
+fn an_encoder_on_gpus_gets_as_far_as_any_other_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bert.gguf");
+    std::fs::write(&file, gguf::bert(1).bytes()).unwrap();
+    for (memory, told) in [("1000", "asked for, and no GPU was found"), ("1", "the output and one layer on GPUs take")]
+    {
+        let mut command = command(&file);
+        command.args(["--port", "0", "--embeddings", "--gpu-memory", memory]);
+        let (status, text) = output(command);
+        assert_eq!(status.code(), Some(1), "{text}");
+        assert!(text.contains(told), "{text}");
     }
 }
 

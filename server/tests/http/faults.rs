@@ -85,6 +85,19 @@ async fn a_worker_that_keeps_dying_is_called_failed() {
     };
     await_condition("it to be called failed", failed).await;
     assert_eq!(server.get("/healthz").await.status(), 200);
+    // The next try is a minute away: who names no time, or less, is told so, and who has more waits for it.
+    let within = |ms: &str| server.post(TEXT, &endless(1)).header("x-gantry-queue-timeout-ms", ms);
+    for request in [server.post(TEXT, &endless(1)), within("5000")] {
+        let refused = request.send().await.unwrap();
+        let after: u64 = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+        assert!(after > 30, "{after}");
+        let body: Value = refused.json().await.unwrap();
+        assert_eq!(body["error"]["code"], "model_not_ready", "{body}");
+    }
+    let waits = tokio::spawn(within("3000000").send());
+    await_condition("it to wait", async || server.metric("gantry_requests_queued").await > 0.5).await;
+    assert!(!waits.is_finished());
+    waits.abort();
 }
 
 #[tokio::test]

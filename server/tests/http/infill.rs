@@ -118,10 +118,10 @@ async fn a_text_with_a_suffix_is_read_around_its_gap() {
 async fn editors_have_their_gaps_filled() {
     let (_file, server) = filling(&["--ctx-size", "4096", "--parallel", "4"]).await;
     let body = json!({
-        "input_prefix": "fn main() {\n", "input_suffix": "\n}\n", "prompt": "    let x", "n_predict": 12, "temperature": 0,
+        "input_prefix": "fn main() {\n", "input_suffix": "\n}\n", "prompt": "    let x", "n_predict": 12,
         "input_extra": [{"text": "mod a;\n", "filename": "a.rs", "time": [1, 2]}, {"text": "mod b;\n"}],
         // As an editor's plugin sends it.
-        "top_k": 40, "top_p": 0.99, "stream": false, "samplers": ["top_k", "top_p", "infill"], "cache_prompt": true,
+        "top_k": 1, "top_p": 0.99, "stream": false, "samplers": ["top_k", "top_p", "infill"], "cache_prompt": true,
         "t_max_prompt_ms": 500, "n_indent": 0,
     });
     let with = |more: Value| {

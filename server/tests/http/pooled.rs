@@ -202,6 +202,21 @@ async fn an_encoder_embeds_and_generates_nothing() {
 }
 
 #[tokio::test]
+async fn an_encoder_is_served_by_several_workers() {
+    let (_folder, path) = written(&gguf::bert(1));
+    let server = Server::launch(&path, &["--embeddings", "--workers", "2", "--threads", "2", "--parallel", "2"]);
+    server.until_ready().await;
+    assert_eq!(server.workers().len(), 2);
+    let texts: Vec<String> = (0..32).map(|n| format!("text {n}")).collect();
+    let alone = embed(&server, json!(["text 7"])).await;
+    let answer = embed(&server, json!(texts)).await;
+    let found = vectors(&answer);
+    assert_eq!(found.len(), 32);
+    let apart = found[7].iter().zip(&vectors(&alone)[0]).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(apart < 1e-2, "whichever worker has it: {apart}");
+}
+
+#[tokio::test]
 async fn a_reranker_orders_documents_by_their_worth() {
     let (_folder, path) = written(&gguf::bert(4));
     let server = Server::launch(&path, &["--reranking", "--alias", "ranker"]);

@@ -259,8 +259,14 @@ impl Schema {
     }
 
     /// Whether the answer may end here.
-    pub(crate) fn is_complete(&mut self) -> bool {
-        self.parser.is_accepting()
+    ///
+    /// # Errors
+    /// When that takes too long to say.
+    pub(crate) fn is_complete(&mut self) -> Result<bool, SchemaError> {
+        let parser = &mut self.parser;
+        let is_complete = self.clock.run(&self.cancel, || parser.is_accepting());
+        // What was cut short is no answer.
+        if self.cancel.is_cancelled() { Err(too_slow()) } else { Ok(is_complete) }
     }
 
     /// Whether a token may come next.
@@ -269,7 +275,7 @@ impl Schema {
     /// When that takes too long to say.
     pub(crate) fn allows(&mut self, token: Token) -> Result<bool, SchemaError> {
         if self.vocabulary.texts.is_end(token) {
-            return Ok(self.is_complete());
+            return self.is_complete();
         }
         let mask = self.mask()?;
         Ok(usize::try_from(token).is_ok_and(|at| at < mask.len() && mask.get(at)))
@@ -311,10 +317,16 @@ impl Schema {
             }
         };
         self.mask()?.iter_set_entries(&mut allow);
-        if self.is_complete() {
+        if self.is_complete()? {
             self.vocabulary.texts.end_tokens().filter_map(|token| usize::try_from(token).ok()).for_each(allow);
         }
         Ok(())
+    }
+
+    /// Ends its steps as the clock does.
+    #[cfg(test)]
+    pub(super) fn cut_short(&self) {
+        self.cancel.cancel();
     }
 
     fn mask(&mut self) -> Result<&SimpleVob, SchemaError> {
@@ -346,10 +358,7 @@ impl Schema {
     fn too_complex(&self, error: &anyhow::Error) -> SchemaError {
         let message = error.to_string();
         match self.parser.stop_reason() {
-            StopReason::Cancelled => {
-                let limit_ms = limits::MAX_STEP_TIME.as_millis();
-                SchemaError::TooComplex { message: format!("the next token takes more than {limit_ms} ms") }
-            }
+            StopReason::Cancelled => too_slow(),
             StopReason::LexerTooComplex | StopReason::ParserTooComplex => {
                 SchemaError::TooComplex { message: message.lines().next().unwrap_or_default().to_owned() }
             }
@@ -357,4 +366,9 @@ impl Schema {
             _ => SchemaError::Internal(message),
         }
     }
+}
+
+fn too_slow() -> SchemaError {
+    let limit_ms = limits::MAX_STEP_TIME.as_millis();
+    SchemaError::TooComplex { message: format!("the next token takes more than {limit_ms} ms") }
 }

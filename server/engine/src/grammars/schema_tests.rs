@@ -64,9 +64,10 @@ fn write(schema: &mut Schema, seed: u64) -> Result<Option<String>, SchemaError> 
             assert!(schema.allows(token)?, "{token} after {:?}", String::from_utf8_lossy(&bytes));
         }
         let tokens: Vec<Token> = all.iter().copied().filter(|&token| !texts().is_end(token)).collect();
-        assert_eq!(tokens.len() < all.len(), schema.is_complete());
-        if tokens.is_empty() || schema.is_complete() && (step > 20 || draws.below(3) == 0) {
-            assert!(schema.is_complete(), "a dead end after {:?}", String::from_utf8_lossy(&bytes));
+        let is_complete = schema.is_complete()?;
+        assert_eq!(tokens.len() < all.len(), is_complete);
+        if tokens.is_empty() || is_complete && (step > 20 || draws.below(3) == 0) {
+            assert!(is_complete, "a dead end after {:?}", String::from_utf8_lossy(&bytes));
             return Ok(Some(String::from_utf8(bytes).unwrap()));
         }
         let closing: Vec<Token> = tokens
@@ -89,7 +90,7 @@ fn follows(schema: &Schema, text: &str) -> bool {
     text.chars().all(|c| {
         let tokens = texts().tokenize(c.encode_utf8(&mut bytes));
         tokens.into_iter().all(|token| schema.accept(token).is_ok())
-    }) && schema.is_complete()
+    }) && schema.is_complete() == Ok(true)
 }
 
 /// JSON allows numbers that no parser can hold.
@@ -386,10 +387,10 @@ fn every_token_is_allowed_by_its_text() {
     assert_eq!(matcher.accept(0), Err(SchemaError::NotAllowed(0)));
     matcher.accept(4).unwrap();
     for token in [5, 10, 8, 2] {
-        assert!(!matcher.is_complete());
+        assert_eq!(matcher.is_complete(), Ok(false));
         matcher.accept(token).unwrap();
     }
-    assert!(matcher.is_complete() && matcher.allows(0).unwrap() && matcher.allows(14).unwrap());
+    assert!(matcher.is_complete().unwrap() && matcher.allows(0).unwrap() && matcher.allows(14).unwrap());
     matcher.accept(14).unwrap();
 }
 
@@ -454,7 +455,26 @@ fn a_step_that_takes_too_long_ends_its_answer_alone() {
     assert_eq!(error.code(), "grammar_too_complex");
     // Who began alike is not harmed, nor is anyone else.
     assert!(follows(&harmless, "[[]]"));
-    assert!(!hostile.is_complete());
+    assert_eq!(hostile.is_complete(), Ok(false));
+}
+
+/// To say whether an answer may end is a step as any other.
+#[test]
+fn whether_an_answer_may_end_is_said_within_its_time_or_not_at_all() {
+    let mut schema = compile(&json!({"type": "integer"})).unwrap();
+    let digit = texts().tokenize("7")[0];
+    schema.accept(digit).unwrap();
+    let mut constraint = Constraint { machine: Machine::Schema(Box::new(schema.clone())), param: "guided_json".into() };
+    assert!(schema.is_complete().unwrap() && constraint.is_complete());
+    let end = texts().end_tokens().next().unwrap();
+    // As the clock does.
+    schema.cut_short();
+    let too_complex = |result: Result<bool, SchemaError>| matches!(result, Err(SchemaError::TooComplex { .. }));
+    assert!(too_complex(schema.is_complete()) && too_complex(schema.allows(end)));
+    assert!(matches!(allowed(&mut schema), Err(SchemaError::TooComplex { .. })));
+    let Machine::Schema(schema) = &mut constraint.machine else { unreachable!() };
+    schema.cut_short();
+    assert!(!constraint.is_complete() && constraint.allows(end).unwrap_err().is_limit());
 }
 
 fn any_schema() -> impl Strategy<Value = Value> {

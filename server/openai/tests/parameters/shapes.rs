@@ -28,6 +28,7 @@ fn accepts(shape: Shape, value: &Value) -> bool {
         | Shape::Tokens(_)
         | Shape::Inputs { .. }
         | Shape::Biases(..)
+        | Shape::OrderedWords(_)
         | Shape::Schema
         | Shape::Map(_)
         | Shape::Object(_)
@@ -47,6 +48,7 @@ fn within(shape: Shape) -> Vec<Value> {
         Shape::AboveZero(most) => vec![json!(most), json!(0.001)],
         Shape::Text { most_bytes, .. } if most_bytes <= MOST_TEXT_BYTES => vec![json!("a".repeat(most_bytes))],
         Shape::Words(words) => words.iter().map(|word| json!(word)).collect(),
+        Shape::OrderedWords(words) => vec![json!(words), json!([words[0]]), json!([])],
         Shape::Texts(least, most, _) => vec![json!(vec!["a"; least.max(1)]), json!(vec!["a"; most])],
         // JSON may write integers so.
         Shape::Tokens(most) => vec![json!(vec![1; most]), json!([1.0, 2e2])],
@@ -66,6 +68,16 @@ fn beyond(shape: Shape) -> Vec<Value> {
         Shape::AboveZero(most) => vec![json!(0), json!(-1), json!(most + 0.01)],
         Shape::Text { most_bytes, .. } if most_bytes <= MOST_TEXT_BYTES => vec![json!("a".repeat(most_bytes + 1))],
         Shape::Words(_) => vec![json!("frobnicate")],
+        Shape::OrderedWords(words) => {
+            let backwards: Vec<_> = words.iter().rev().collect();
+            return vec![
+                json!(["frobnicate"]),
+                json!([words[0], words[0]]),
+                json!(backwards),
+                json!("frobnicate"),
+                json!([1]),
+            ];
+        }
         Shape::Texts(_, most, bytes) => {
             let mut texts = vec![json!(vec!["a"; most + 1]), json!([1])];
             texts.extend((bytes <= MOST_TEXT_BYTES).then(|| json!(["a".repeat(bytes + 1)])));
