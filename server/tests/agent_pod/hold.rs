@@ -253,10 +253,10 @@ async fn busy() -> (Pod, Arc<Front>, tokio::task::JoinHandle<Brought>) {
     let sha = digest(&content).to_string();
     let file = FileServer::start(content).await;
     let mut roomy = version("v1", &file, &sha);
-    roomy["runtime"]["contextSize"] = json!(65_536);
+    roomy["runtime"]["contextSize"] = json!(131_072);
     pod.roll_out(&roomy).await;
     let front = Arc::new(Front::of(&pod).await);
-    let body = json!({"model": "chat", "prompt": "Once", "ignore_eos": true, "stream": true, "max_tokens": 30_000});
+    let body = json!({"model": "chat", "prompt": "Once", "ignore_eos": true, "stream": true, "max_tokens": 120_000});
     let response = front.client.post(format!("{}/v1/completions", front.base)).json(&body).send().await.unwrap();
     let running = tokio::spawn(async move {
         let (mut brought, mut body) = (Brought::default(), response.bytes_stream());
@@ -314,7 +314,7 @@ async fn who_has_not_begun_keeps_its_place_and_who_waits_too_long_is_told_when_t
     let (mut pod, front, _running) = busy().await;
     let (two, sha_two) = served("demo-v2.q8_0.gguf").await;
     // One more runs, and a third waits for the model that is about to go.
-    let body = json!({"model": "chat", "prompt": "Once", "ignore_eos": true, "stream": true, "max_tokens": 30_000});
+    let body = json!({"model": "chat", "prompt": "Once", "ignore_eos": true, "stream": true, "max_tokens": 120_000});
     let second = front.client.post(format!("{}/v1/completions", front.base)).json(&body).send().await.unwrap();
     let waits = tokio::spawn(front.chat(false).send());
     let began = Instant::now();
