@@ -174,7 +174,7 @@ impl From<&InferenceServiceStatus> for RolloutState {
             rejected: status.rejected.clone(),
             versions: status.versions.clone(),
             attempts: status.attempts,
-            goes_over_by: status.goes_over_by.clone(),
+            goes_over_by: status.goes_over_by,
         }
     }
 }

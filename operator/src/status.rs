@@ -67,7 +67,7 @@ pub fn service_status(inputs: &ServiceInputs) -> InferenceServiceStatus {
         versions: state.versions.clone(),
         digests: digests(inputs),
         attempts: state.attempts,
-        goes_over_by: state.goes_over_by.clone(),
+        goes_over_by: state.goes_over_by,
         replicas: Vec::new(),
         replica_count: count(pods().filter(|pod| !pod.over).count()),
         ready_replicas: count(ready),

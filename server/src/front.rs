@@ -1,13 +1,16 @@
 //! How much memory the front itself may take, beside its workers: a part of what the process has, shared among what clients
-//! can have it hold. The memory gate keeps it free ([`crate::gates::memory`]).
+//! can have it hold; and the processes that render chats. The memory gate keeps it free ([`crate::gates::memory`]).
 //!
 //! Absent: what each limit does, which is with who enforces it: bodies and vectors in [`crate::api`], undelivered output in
 //! [`crate::output`], connections in [`crate::serve`].
 
+use gantry_engine::template_limits::{TEMPLATE_PROCESS_MAX_BYTES, TEMPLATE_PROCESS_MIN_BYTES, processes_bytes};
+
 use crate::limits::{
     BODY_BUDGET_BYTES, BODY_BUDGET_MIN_BYTES, CONNECTION_BYTES, FRONT_BASE_BYTES, FRONT_MEMORY_DIVISOR, MAX_BODY_BYTES,
     MAX_CONNECTIONS, MIN_CONNECTIONS, OUTPUT_BUDGET_BYTES, OUTPUT_BUDGET_MIN_BYTES, OUTPUT_OVERRUN_BYTES,
-    OUTPUT_RESERVE_BYTES, SEND_BUFFER_BYTES, WHOLE_ANSWER_BYTES, WHOLE_ANSWER_COPIES, WRITES_AT_ONCE,
+    OUTPUT_RESERVE_BYTES, SEND_BUFFER_BYTES, TEMPLATE_MEMORY_DIVISOR, WHOLE_ANSWER_BYTES, WHOLE_ANSWER_COPIES,
+    WRITES_AT_ONCE,
 };
 
 // One body fits into what any one client may have.
@@ -26,6 +29,8 @@ pub struct FrontLimits {
     pub output_bytes: usize,
     /// Connections open at once.
     pub connections: usize,
+    /// What a process of a worker's may take that renders a slow chat.
+    pub template_bytes: u64,
 }
 
 impl FrontLimits {
@@ -39,6 +44,9 @@ impl FrontLimits {
             vectors_bytes: part_bytes.clamp(BODY_BUDGET_MIN_BYTES, BODY_BUDGET_BYTES),
             output_bytes: part_bytes.clamp(OUTPUT_BUDGET_MIN_BYTES, OUTPUT_BUDGET_BYTES),
             connections: (part_bytes / CONNECTION_BYTES).clamp(MIN_CONNECTIONS, MAX_CONNECTIONS),
+            template_bytes: memory_bytes
+                .map_or(u64::MAX, |bytes| bytes / TEMPLATE_MEMORY_DIVISOR)
+                .clamp(TEMPLATE_PROCESS_MIN_BYTES, TEMPLATE_PROCESS_MAX_BYTES),
         }
     }
 
@@ -57,6 +65,12 @@ impl FrontLimits {
             bytes(self.connections, CONNECTION_BYTES),
         ];
         parts.into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// The most that the processes take that render chats for so many workers.
+    #[must_use]
+    pub fn templates_bytes(&self, workers: u32) -> u64 {
+        processes_bytes(self.template_bytes).saturating_mul(workers.into())
     }
 }
 
@@ -85,6 +99,18 @@ mod tests {
         assert_eq!(most_mib, 48 + 48 + 24 + 16 + 16 + 64 + 36);
         assert_eq!(of(64 << 10).0, FrontLimits::default());
         assert_eq!(FrontLimits::default().most_bytes(0, true) / MIB, 48 + 2 * 512 + 32 + 16 + 64 + 576);
+        assert_eq!(small.templates_bytes(1) / MIB, 4 * 20);
+        assert_eq!(FrontLimits::within(Some(16 << 30)).templates_bytes(2) / MIB, 2 * (2 * 20 + 2 * 128));
+        assert_eq!(FrontLimits::default().templates_bytes(1) / MIB, 2 * 20 + 2 * 352);
+    }
+
+    #[test]
+    fn a_chat_that_is_rendered_at_once_has_memory_for_what_a_template_makes_of_it() {
+        use gantry_engine::template_limits::{QUICK_RENDER_BYTES, template_bytes};
+        assert!(template_bytes(TEMPLATE_PROCESS_MIN_BYTES, QUICK_RENDER_BYTES) > 5 * MIB);
+        // And the longest that a body may be, of long texts, where there is memory.
+        assert!(template_bytes(TEMPLATE_PROCESS_MAX_BYTES, MAX_BODY_BYTES) > 24 * MAX_BODY_BYTES as u64);
+        assert_eq!(template_bytes(TEMPLATE_PROCESS_MIN_BYTES, MAX_BODY_BYTES), 0);
     }
 
     proptest! {
@@ -99,6 +125,8 @@ mod tests {
             // Of a pod of a GiB and more it is no more than a third, and of a large one an eighth.
             prop_assert!(more < 1 << 30 || most(large) <= more / 3);
             prop_assert!(more < 16 << 30 || most(large) <= more / 8);
+            prop_assert!(small.template_bytes <= large.template_bytes);
+            prop_assert!(more < 1 << 30 || large.templates_bytes(1) <= more / 9);
         }
     }
 }

@@ -35,6 +35,9 @@ pub const OUTPUT_RESERVE_BYTES: usize = 16 * 1024 * 1024;
 /// so many for request bodies, as much for connections, as much for undelivered output, and as much for vectors where it
 /// serves them: none more than its own limit, nor less than its least.
 pub const FRONT_MEMORY_DIVISOR: u64 = 32;
+/// And a process that renders a slow chat one part in so many, between `TEMPLATE_PROCESS_MIN_BYTES` and
+/// `TEMPLATE_PROCESS_MAX_BYTES`.
+pub const TEMPLATE_MEMORY_DIVISOR: u64 = 128;
 /// What else the front takes: its code and tables, and requests that are being read.
 pub const FRONT_BASE_BYTES: u64 = 48 * 1024 * 1024;
 /// Times that an answer which is not streamed may be in memory while it is written: collected, as what is written, and as text.

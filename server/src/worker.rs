@@ -27,6 +27,8 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::fetch::VerifiedFile;
+use crate::front::FrontLimits;
+use crate::gates::memory;
 use crate::journal::{Entry, Notes};
 use crate::limits::{
     EVENT_FRAME_BYTES, HEARTBEAT_PERIOD, MAX_EVENTS_PER_FRAME, MAX_WORKER_EVENT_BACKLOG, PROBE_LIMIT, WORKER_EXIT_LIMIT,
@@ -102,6 +104,7 @@ async fn load(
 ) -> anyhow::Result<Option<(ModelHost, Outbox)>> {
     // Also where the file that this program was started from is another one by now.
     config.template_program = Some(PathBuf::from(THIS_PROGRAM));
+    config.template_bytes = Some(FrontLimits::within(memory::read().map(|memory| memory.limit_bytes)).template_bytes);
     let (done, mut loaded) = oneshot::channel();
     let control = outbox.control.clone();
     let progress = control.clone();

@@ -73,7 +73,7 @@ fn asked(scenario: &Scenario, state: &RolloutState) -> [Arc<Asked>; 2] {
         rollout: state.rollout.clone(),
         versions: state.versions.clone(),
         attempts: state.attempts,
-        goes_over_by: state.goes_over_by.clone(),
+        goes_over_by: state.goes_over_by,
         ..InferenceServiceStatus::default()
     };
     [0, 1].map(|large| Asked::of(&status, &scenario.resources[large]))

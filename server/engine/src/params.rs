@@ -212,6 +212,9 @@ pub struct EngineConfig {
     /// The program that renders the model's chat template when it is called with `template`
     /// ([`serve_template`](crate::serve_template)). `None`: this process renders it, and a template that means harm ends it.
     pub template_program: Option<PathBuf>,
+    /// The most memory that such a program may take for a chat that is rendered aside from the others, in bytes. `None`: as much as
+    /// [`TEMPLATE_PROCESS_MAX_BYTES`](crate::template_limits::TEMPLATE_PROCESS_MAX_BYTES), which no figure passes.
+    pub template_bytes: Option<u64>,
 }
 
 impl EngineConfig {
@@ -242,6 +245,7 @@ impl EngineConfig {
             pooled: None,
             chat_template: None,
             template_program: None,
+            template_bytes: None,
         }
     }
 }

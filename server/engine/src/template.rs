@@ -26,7 +26,10 @@ use crate::backend::{Pace, Token};
 use crate::error::LoadError;
 use crate::params::{EngineConfig, MAX_PROMPT_BYTES};
 pub use child::serve_template;
-use limits::{QUICK_RENDER_CPU_MS, QUICK_RENDER_CPU_MS_PER_KIB, TEMPLATE_STACK_BYTES};
+use limits::{
+    QUICK_RENDER_BYTES, QUICK_RENDER_CPU_MS, QUICK_RENDER_CPU_MS_PER_KIB, TEMPLATE_PROCESS_MAX_BYTES,
+    TEMPLATE_PROCESS_MIN_BYTES, TEMPLATE_STACK_BYTES,
+};
 use process::Processes;
 
 /// Renders a template.
@@ -83,27 +86,39 @@ impl TemplateReport {
 }
 
 impl Renderer {
-    /// Makes a template ready; see [`EngineConfig::template_program`](crate::EngineConfig::template_program).
-    pub(crate) fn start(program: Option<&Path>, source: TemplateSource) -> Result<Self, ChatError> {
+    /// Makes a template ready; see [`EngineConfig::template_program`](crate::EngineConfig::template_program) and
+    /// [`EngineConfig::template_bytes`](crate::EngineConfig::template_bytes).
+    pub(crate) fn start(
+        program: Option<&Path>,
+        source: TemplateSource,
+        slow_bytes: Option<u64>,
+    ) -> Result<Self, ChatError> {
+        let slow_bytes = slow_bytes.unwrap_or(u64::MAX).clamp(TEMPLATE_PROCESS_MIN_BYTES, TEMPLATE_PROCESS_MAX_BYTES);
         match program {
-            Some(program) => Processes::start(program, source).map(Self::Apart),
+            Some(program) => Processes::start(program, source, slow_bytes).map(Self::Apart),
             None => ChatTemplate::parse(&source).map(|template| Self::Here(Box::new(template))),
         }
     }
 
     /// The prompt of a chat of this model with the assistant's turn opened: what messages say is text of it, wherever it is
-    /// rendered. `None`: it takes longer than this pace.
+    /// rendered. `None`: it takes longer than this pace, or more memory.
     pub(crate) fn prompt(&self, model: &Model, chat: &str, pace: Pace) -> Result<Option<ChatPrompt>, ChatError> {
+        let is_quick = pace == Pace::Quick;
+        if is_quick && chat.len() > QUICK_RENDER_BYTES {
+            return Ok(None);
+        }
         let allowance = Allowance::of(pace, chat.len());
         match model.chat_prompt(chat, |chat| self.render(chat, allowance)) {
-            Err(ChatError::TemplateLimit { limit: TemplateLimit::Time, .. }) if pace == Pace::Quick => Ok(None),
+            Err(ChatError::TemplateLimit { limit: TemplateLimit::Time | TemplateLimit::Memory, .. }) if is_quick => {
+                Ok(None)
+            }
             prompt => prompt.map(Some),
         }
     }
 
     fn render(&self, chat: &str, allowance: Allowance) -> Result<ChatPrompt, ChatError> {
         let rendered = match self {
-            Self::Here(template) => template.render_json(chat, allowance.cpu_ms),
+            Self::Here(template) => template.render_json(chat, allowance.cpu_ms, u64::MAX),
             Self::Apart(processes) => processes.render(chat, allowance),
         };
         ChatPrompt::from_json(&rendered?)
@@ -186,10 +201,10 @@ pub(crate) struct Tryout(JoinHandle<Result<Tried, ChatError>>);
 
 impl Tryout {
     pub(crate) fn begin(config: &EngineConfig, model: Arc<Model>, source: TemplateSource) -> Result<Self, LoadError> {
-        let program = config.template_program.clone();
+        let (program, slow_bytes) = (config.template_program.clone(), config.template_bytes);
         let thread = std::thread::Builder::new().name("gantry-template".to_owned()).stack_size(TEMPLATE_STACK_BYTES);
         let tried = thread.spawn(move || {
-            let renderer = Renderer::start(program.as_deref(), source)?;
+            let renderer = Renderer::start(program.as_deref(), source, slow_bytes)?;
             let tried = renderer.try_out(Some(&model))?;
             Ok((renderer, tried))
         });
@@ -225,7 +240,7 @@ fn judge(kind: &str, prompt: &str) -> Result<(), ChatError> {
 /// # Errors
 /// What is wrong with it, with the line.
 pub fn check_template(program: Option<&Path>, source: TemplateSource) -> Result<TemplateReport, ChatError> {
-    Ok(Renderer::start(program, source)?.try_out(None)?.0)
+    Ok(Renderer::start(program, source, None)?.try_out(None)?.0)
 }
 
 #[cfg(test)]

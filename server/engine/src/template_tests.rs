@@ -76,7 +76,7 @@ fn a_template_that_takes_too_much_ends_here_as_well() {
     for (template, limit) in [
         ("{% for i in range(9999) %}{% for j in range(9999) %}x{% endfor %}{% endfor %}", TemplateLimit::Time),
         ("{% for i in range(100000000) %}x{% endfor %}", TemplateLimit::Memory),
-        ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", TemplateLimit::Memory),
+        ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", TemplateLimit::Depth),
     ] {
         let error = try_out(template).unwrap_err();
         assert!(matches!(error, ChatError::TemplateLimit { limit: found, at: Some(_) } if found == limit), "{error}");

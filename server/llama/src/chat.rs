@@ -131,6 +131,14 @@ impl ChatTemplate {
     /// # Errors
     /// When it cannot be parsed, or takes more than [`limits`] allow of one that is as simple as can be.
     pub fn parse(source: &TemplateSource) -> Result<Self, ChatError> {
+        Self::parse_within(source, u64::MAX)
+    }
+
+    /// The same with so much memory, where that is less than [`limits`] allow.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::parse`].
+    pub fn parse_within(source: &TemplateSource, most_bytes: u64) -> Result<Self, ChatError> {
         let bytes = source.text.len();
         if source.text.is_empty() {
             let what = "it is empty; a file without the key says that its model is for texts alone";
@@ -142,7 +150,7 @@ impl ChatTemplate {
         let parsed = Parsed { source, samples: SAMPLE_CHATS };
         let json = serde_json::to_string(&parsed).map_err(|e| ChatError::Template(e.to_string()))?;
         let mut reason = RawText::empty();
-        let limits = limits_for(json.len());
+        let limits = limits_for(json.len(), most_bytes);
         // SAFETY: the text has the length given and the limits live; `reason` is filled by the callee, which catches
         // exceptions.
         let ptr = unsafe {
@@ -178,16 +186,17 @@ impl ChatTemplate {
     /// # Errors
     /// When the messages are not an array of messages with roles, or the template refuses them.
     pub fn render(&self, chat_json: &str) -> Result<ChatPrompt, ChatError> {
-        ChatPrompt::from_json(&self.render_json(chat_json, TEMPLATE_CPU_MS)?)
+        ChatPrompt::from_json(&self.render_json(chat_json, TEMPLATE_CPU_MS, u64::MAX)?)
     }
 
-    /// The same with at most so much computing, as text for [`ChatPrompt::from_json`]: for who passes it on.
+    /// The same with at most so much computing and, where that is less than [`limits`] allow, so much memory, as text for
+    /// [`ChatPrompt::from_json`]: for who passes it on.
     ///
     /// # Errors
     /// As [`ChatTemplate::render`].
-    pub fn render_json(&self, chat_json: &str, cpu_ms: u64) -> Result<String, ChatError> {
+    pub fn render_json(&self, chat_json: &str, cpu_ms: u64, most_bytes: u64) -> Result<String, ChatError> {
         check_chat(chat_json)?;
-        let limits = RawTemplateLimits { cpu_ms, ..limits_for(chat_json.len()) };
+        let limits = RawTemplateLimits { cpu_ms, ..limits_for(chat_json.len(), most_bytes) };
         // SAFETY: the template and the limits are alive, the texts have the lengths given, and the shim catches exceptions.
         let answer = unsafe {
             shim::gantry_chat_template_apply(
@@ -229,11 +238,13 @@ pub fn limit_of_exit(code: i32) -> Option<TemplateLimit> {
     }
 }
 
-fn limits_for(input_bytes: usize) -> RawTemplateLimits {
+fn limits_for(input_bytes: usize, most_bytes: u64) -> RawTemplateLimits {
     let input_bytes = u64::try_from(input_bytes).unwrap_or(u64::MAX);
     RawTemplateLimits {
         cpu_ms: TEMPLATE_CPU_MS,
-        memory_bytes: TEMPLATE_MEMORY_BYTES.saturating_add(input_bytes.saturating_mul(TEMPLATE_MEMORY_PER_INPUT_BYTE)),
+        memory_bytes: TEMPLATE_MEMORY_BYTES
+            .saturating_add(input_bytes.saturating_mul(TEMPLATE_MEMORY_PER_INPUT_BYTE))
+            .min(most_bytes),
         nesting: MAX_TEMPLATE_NESTING,
         expression_parts: MAX_TEMPLATE_EXPRESSION_PARTS,
     }

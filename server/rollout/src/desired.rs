@@ -84,7 +84,7 @@ impl Desired {
         };
         let strategy = match rollout {
             Some(rollout) if rollout.step == RolloutStep::Prepare || of_sides => Some(rollout.strategy()),
-            _ => status.goes_over_by.clone(),
+            _ => status.goes_over_by,
         };
         let holds = strategy == Some(StrategyName::HoldRequests);
         let turn = rollout.and_then(|rollout| rollout.turn.as_ref()).filter(|turn| holds && turn.pod == pod);

@@ -87,7 +87,7 @@ impl<'a> Asked<'a> {
         let instead = self.candidate().and_then(|candidate| self.known(candidate));
         let comes_instead = instead.is_some_and(|known| matches!(known.phase, Phase::Preparing | Phase::Ready));
         let was_refused = self.known(active).is_some_and(|known| known.phase == Phase::Refused);
-        !self.is_refused(active) && !(was_refused && comes_instead)
+        !(self.is_refused(active) || (was_refused && comes_instead))
     }
 
     /// Whether it may be checked in a pod that answers with nothing, since what is to answer there cannot be had.

@@ -2,8 +2,8 @@
 //!
 //! What is left under a limit is the limit less what cannot be reclaimed: page cache that nobody has mapped is as good as
 //! free, mapped pages are code, or what another version computes with on a GPU. The limits of all enclosing cgroups count,
-//! version 1 and 2 alike; where there is none, the machine's `MemAvailable` does. Of that, what the front may take for
-//! clients ([`crate::front`]) is not for models. The memory of GPUs, which no file tells, is held against a limit where one is
+//! version 1 and 2 alike; where there is none, the machine's `MemAvailable` does. Of that, what the front and the
+//! processes that render chats may take for clients ([`crate::front`]) is not for models. The memory of GPUs, which no file tells, is held against a limit where one is
 //! set ([`fit_gpu`]); without one, a model too large for it fails at the Load gate.
 
 mod limit;
@@ -53,9 +53,21 @@ impl PodMemory {
         Self { available_bytes: self.available_bytes.saturating_add(freed_bytes).min(self.limit_bytes), ..self }
     }
 
-    /// The most that the front takes in it, beside the workers of a model that is run so.
+    /// The most that is taken in it beside the workers of a model that is run so: by the front, and by the processes that render
+    /// chats for it and for the one that it replaces.
     pub fn front_bytes(&self, runtime: &RuntimeSettings) -> u64 {
-        FrontLimits::within(Some(self.limit_bytes)).most_bytes(runtime.parallel as usize, runtime.pooled.is_some())
+        self.beside_workers(runtime, 2)
+    }
+
+    /// The same where it replaces none and is not replaced.
+    pub fn front_bytes_of_one(&self, runtime: &RuntimeSettings) -> u64 {
+        self.beside_workers(runtime, 1)
+    }
+
+    fn beside_workers(&self, runtime: &RuntimeSettings, versions: u32) -> u64 {
+        let limits = FrontLimits::within(Some(self.limit_bytes));
+        let templates_bytes = limits.templates_bytes(runtime.worker_count().saturating_mul(versions));
+        limits.most_bytes(runtime.parallel as usize, runtime.pooled.is_some()).saturating_add(templates_bytes)
     }
 }
 

@@ -377,7 +377,16 @@ async fn what_must_not_answer_is_refused_by_its_gate() {
         ("crowded", &good, sha(&good), crowded, None, "Load", "bad settings", "1 threads, not 2; correct spec.runtime"),
         ("unknown", &unknown, sha(&unknown), same, None, "Format", "byte ", "qwenX"),
         ("speechless", &speechless, sha(&speechless), same, None, "Template", "cannot render", "line 2, `{{ m.content"),
-        ("swelling", &swelling, sha(&swelling), same, None, "Template", "cannot render", "64 MiB of memory, at line 1"),
+        (
+            "swelling",
+            &swelling,
+            sha(&swelling),
+            same,
+            None,
+            "Template",
+            "cannot render",
+            "more memory than rendering a chat may, at line 1",
+        ),
         (
             "templated",
             &good,

@@ -4,9 +4,12 @@
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use gantry_engine::{ChatError, TemplateLimit, TemplateSource, check_template};
+use gantry_server::front::FrontLimits;
+use gantry_server::gates::memory;
 use serde_json::Value;
 
 use crate::server::{Events, Server, chat, command, endless, model, output, send_signal};
@@ -49,7 +52,7 @@ fn a_template_without_end_is_told_by_its_line_and_harms_nobody() {
         ("huge", "{{ 'x' * 2000000000 }}".into(), Some(memory), "line 1"),
         (
             "loops in loops",
-            format!("{}{last}", nested("{% for i in range(9999) %}\n", "{{ i }}", "{% endfor %}", 3)),
+            format!("{}{last}", nested("{% for i in range(999) %}\n", "{% set x = i %}", "{% endfor %}", 4)),
             Some(time),
             "line ",
         ),
@@ -61,17 +64,17 @@ fn a_template_without_end_is_told_by_its_line_and_harms_nobody() {
             Some(memory),
             "line 2",
         ),
-        ("brackets", nested("{{", &nested("(", "1", ")", 100_000), "}}", 1), None, "line 1: brackets nest deeper"),
-        ("lists", nested("{{", &nested("[", "1", "]", 100_000), "}}", 1), None, "line 1: brackets nest deeper"),
-        ("blocks", nested("{% if 1 %}\n", "x", "{% endif %}", 20_000), None, "line 129: blocks nest deeper"),
+        ("brackets", nested("{{", &nested("(", "1", ")", 10_000), "}}", 1), None, "line 1: brackets nest deeper"),
+        ("lists", nested("{{", &nested("[", "1", "]", 10_000), "}}", 1), None, "line 1: brackets nest deeper"),
+        ("blocks", nested("{% if 1 %}\n", "x", "{% endif %}", 2_000), None, "line 129: blocks nest deeper"),
         (
             "branches",
-            format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}\n".repeat(20_000)),
+            format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}\n".repeat(2_000)),
             None,
             "blocks nest deeper",
         ),
-        ("a long sum", format!("{{{{ {}1 }}}}", "1 + ".repeat(100_000)), None, "an expression has more parts"),
-        ("a long no", format!("{{{{ {}1 }}}}", "not ".repeat(100_000)), None, "an expression has more parts"),
+        ("a long sum", format!("{{{{ {}1 }}}}", "1 + ".repeat(10_000)), None, "an expression has more parts"),
+        ("a long no", format!("{{{{ {}1 }}}}", "not ".repeat(10_000)), None, "an expression has more parts"),
         ("no template", "{% for m of messages %}{% endfor %}".into(), None, "Expected 'in'"),
         ("nothing", "{{ '' }}".into(), None, "an empty prompt of a turn"),
         ("nobody's words", "<s>Hello</s>".into(), None, "of a turn it makes a prompt without what the user says"),
@@ -137,7 +140,7 @@ fn what_a_template_refuses_itself_is_its_right() {
 fn a_server_does_not_start_with_a_template_that_can_render_nothing() {
     for (template, told) in [
         ("{% for m in messages %}\n{{ m.content.nope() }}{% endfor %}", "line 2, `{{ m.content.nope() }}{% endfor %}"),
-        ("\n{% for i in range(100000000) %}{% endfor %}", "it takes more than 64 MiB of memory, at line 2"),
+        ("\n{% for i in range(100000000) %}{% endfor %}", "it takes more memory than rendering a chat may, at line 2"),
     ] {
         let file = changed(template);
         let mut command = command(file.path());
@@ -229,6 +232,59 @@ fn children(pid: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let of = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("children")).ok());
     of.flat_map(|text| text.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>()).collect()
+}
+
+/// What a process has of memory that is its own alone, in bytes; 0 where it has ended.
+fn own_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let kib = status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.trim().strip_suffix("kB"));
+    kib.map_or(0, |kib| kib.trim().parse::<u64>().unwrap() * 1024)
+}
+
+/// Takes as much memory as it gets, for who says the word.
+const SWELLS: &str = "{%- if messages[0].content == 'swell' -%}\n{%- set ns = namespace(s='0123456789abcdef') -%}\
+                      {%- for i in range(64) -%}{%- set ns.s = ns.s + ns.s -%}{%- endfor -%}{%- endif -%}\n\
+                      {%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}{%- endfor -%}\
+                      {{- '<|im_start|>assistant\\n' -}}";
+
+/// The memory gate keeps that much free.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_processes_that_render_take_no_more_together_than_is_kept_for_them() {
+    let limits = FrontLimits::within(memory::read().map(|memory| memory.limit_bytes));
+    let file = changed(SWELLS);
+    let server = Server::launch(file.path(), &["--ctx-size", "4096", "--parallel", "8"]);
+    server.until_ready().await;
+    let worker = server.workers()[0];
+    let ended = Arc::new(AtomicBool::new(false));
+    let until = Arc::clone(&ended);
+    let watched = std::thread::spawn(move || {
+        let (mut together, mut largest) = (0, 0);
+        while !until.load(Ordering::Relaxed) {
+            let each: Vec<u64> = children(worker).into_iter().map(own_bytes).collect();
+            together = together.max(each.iter().sum());
+            largest = largest.max(each.into_iter().max().unwrap_or(0));
+        }
+        (together, largest)
+    });
+    let long = "a b ".repeat(100_000);
+    let asked: Vec<_> = (0..12).map(|_| tokio::spawn(server.post(CHAT, &chat("swell")).send())).collect();
+    let read = server.post("/apply-template", &serde_json::json!({"messages": [{"role": "user", "content": long}]}));
+    let read = read.send().await.unwrap();
+    assert_eq!(read.status(), 200, "a long text is rendered beside them: {:?}", read.text().await);
+    for asked in asked {
+        let refused = asked.await.unwrap().unwrap();
+        assert_eq!(refused.status(), 400);
+        let body: Value = refused.json().await.unwrap();
+        let told = body["error"]["message"].as_str().unwrap();
+        assert!(told.contains("more memory than rendering a chat may, at line 2"), "{told}");
+    }
+    ended.store(true, Ordering::Relaxed);
+    let (together, largest) = watched.join().unwrap();
+    println!("{} MiB together, {} MiB in one", together >> 20, largest >> 20);
+    assert!(largest <= limits.template_bytes && together <= limits.templates_bytes(1), "{together} {largest}");
+    assert!(largest > 8 << 20, "{largest}: they were seen at work");
+    assert_eq!(server.workers(), [worker]);
+    assert_eq!(server.ask("What is the capital of Peru?").await, "The capital of Peru is Lima.");
 }
 
 /// Whoever ends the process that renders ends no request but the one that it has.

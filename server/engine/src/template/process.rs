@@ -16,7 +16,7 @@ use gantry_llama::{ChatError, TemplateLimit, TemplateSource, limit_of_exit};
 use rustix::process::Signal;
 
 use super::Allowance;
-use super::limits::{MAX_IDLE_TEMPLATE_PROCESSES, TEMPLATE_ANSWER_WAIT};
+use super::limits::{MAX_IDLE_TEMPLATE_PROCESSES, TEMPLATE_ANSWER_WAIT, TEMPLATE_PROCESS_MIN_BYTES};
 use super::wire::{Answer, Ask, Knows, receive, send};
 
 /// What such a program is called with.
@@ -25,16 +25,18 @@ const COMMAND: &str = "template";
 pub(crate) struct Processes {
     program: PathBuf,
     source: TemplateSource,
+    /// What one that renders a slow chat may take.
+    slow_bytes: u64,
     /// As many as have rendered at the same time, up to [`MAX_IDLE_TEMPLATE_PROCESSES`].
     idle: Mutex<Vec<Process>>,
     knows: Knows,
 }
 
 impl Processes {
-    /// Starts the first one.
-    pub(super) fn start(program: &Path, source: TemplateSource) -> Result<Self, ChatError> {
-        let (first, knows) = Process::start(program, &source, false)?;
-        Ok(Self { program: program.to_owned(), source, idle: Mutex::new(vec![first]), knows })
+    /// Starts the first one. `slow_bytes`: what one may take that renders a slow chat.
+    pub(super) fn start(program: &Path, source: TemplateSource, slow_bytes: u64) -> Result<Self, ChatError> {
+        let (first, knows) = Process::start(program, &source, None)?;
+        Ok(Self { program: program.to_owned(), source, slow_bytes, idle: Mutex::new(vec![first]), knows })
     }
 
     pub(super) fn knows(&self) -> Knows {
@@ -44,7 +46,7 @@ impl Processes {
     pub(super) fn render(&self, chat: &str, Allowance { cpu_ms, aside }: Allowance) -> Result<String, ChatError> {
         let ask = Ask::Render { chat: chat.to_owned(), cpu_ms };
         if aside {
-            let (process, _) = Process::start(&self.program, &self.source, true)?;
+            let (process, _) = Process::start(&self.program, &self.source, Some(self.slow_bytes))?;
             return process.render(&ask).map(|(rendered, _)| rendered)?;
         }
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -55,7 +57,7 @@ impl Processes {
                 rendered => return rendered,
             }
         }
-        self.render_with(Process::start(&self.program, &self.source, false)?.0, &ask)
+        self.render_with(Process::start(&self.program, &self.source, None)?.0, &ask)
     }
 
     /// The process is kept where there is room.
@@ -82,11 +84,14 @@ struct Process {
 }
 
 impl Process {
-    /// Starts one, which then has the template, and says what that knows of.
-    fn start(program: &Path, source: &TemplateSource, aside: bool) -> Result<(Self, Knows), ChatError> {
+    /// Starts one, which then has the template, and says what that knows of. `slow_bytes`: it renders a slow chat, and may take so
+    /// much.
+    fn start(program: &Path, source: &TemplateSource, slow_bytes: Option<u64>) -> Result<(Self, Knows), ChatError> {
         let cannot = |error: io::Error| ChatError::TemplateProcess(format!("it cannot be started: {error}"));
         let mut process = Self::spawn(program).map_err(cannot)?;
-        match process.ask(&Ask::Parse { source: source.clone(), aside }) {
+        let (aside, most_bytes) = (slow_bytes.is_some(), slow_bytes.unwrap_or(TEMPLATE_PROCESS_MIN_BYTES));
+        let ask = Ask::Parse { source: source.clone(), aside, most_bytes };
+        match process.ask(&ask) {
             Ok(Answer::Parsed(parsed)) => parsed.map(|knows| (process, knows)),
             Ok(Answer::Rendered(_)) => Err(cannot(io::Error::other("it was answered what was not asked"))),
             Err(error) => Err(process.end(&error)),

@@ -18,8 +18,8 @@ pub(super) struct Knows {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Ask {
     /// Make this template ready; the first message, and sent once. `aside`: whatever else computes goes before what is
-    /// rendered.
-    Parse { source: TemplateSource, aside: bool },
+    /// rendered. `most_bytes`: what the process may take from now on.
+    Parse { source: TemplateSource, aside: bool, most_bytes: u64 },
     /// Render, within so much computing.
     Render { chat: String, cpu_ms: u64 },
 }

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::limits::{MAX_QUOTED_BYTES, MAX_SAID_BYTES, TEMPLATE_CPU_MS, TEMPLATE_MEMORY_BYTES};
+use super::limits::{MAX_QUOTED_BYTES, MAX_SAID_BYTES, TEMPLATE_CPU_MS};
 use crate::error::{ChatError, TemplateLimit};
 
 /// An error as `shim.h` has it.
@@ -42,7 +42,7 @@ impl std::fmt::Display for TemplateLimit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Time => write!(f, "it computes for more than {TEMPLATE_CPU_MS} ms"),
-            Self::Memory => write!(f, "it takes more than {} MiB of memory", TEMPLATE_MEMORY_BYTES >> 20),
+            Self::Memory => f.write_str("it takes more memory than rendering a chat may"),
             Self::Depth => f.write_str("it calls itself, or nests, without end"),
         }
     }

@@ -44,7 +44,7 @@ pub(in crate::gates) fn judge(
     };
     let message = format!(
         "the model needs {need} with {percent}% headroom, beside {used} in use and {front} that are kept for what connections, \
-         requests and answers may take; the pod's limit is {limit}, spec.resources.memory; {raise}lower the context size or \
+         requests, answers and chat templates may take; the pod's limit is {limit}, spec.resources.memory; {raise}lower the context size or \
          the parallel sequences, or choose a smaller quantisation"
     );
     (fit, Err(Refusal::new(GateName::Memory, message).with_value(value)))
