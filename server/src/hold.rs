@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use gantry_engine::{AGEING_STEP, Priority};
 use tokio::sync::Notify;
 
-use crate::limits::SHARED_PLACES;
+use crate::limits::{SHARED_PLACES, TURN_PATIENCE};
 use crate::peer::Peer;
 use crate::version::{LoadClock, Version, retry_after_load};
 
@@ -25,12 +25,23 @@ pub struct Hold(Mutex<State>);
 struct State {
     /// What is waited for; `None` once a version answers.
     switch: Option<Switch>,
-    line: BTreeMap<Place, Arc<Notify>>,
+    line: BTreeMap<Place, Waiting>,
+    /// Answers that those in line ask for.
+    waiting: usize,
     clients: HashMap<Peer, usize>,
     next: u64,
     places: usize,
     timeout: Option<Duration>,
     closed: bool,
+}
+
+/// Who stands at a place.
+struct Waiting {
+    woken: Arc<Notify>,
+    /// Answers that it asks for.
+    answers: usize,
+    /// Since when it could have gone to a version that answers.
+    due_since: Option<Instant>,
 }
 
 /// By priority and age.
@@ -100,6 +111,8 @@ pub struct Ticket {
     place: Place,
     client: Peer,
     woken: Arc<Notify>,
+    /// It came while no version answered, and so has a place in the queue of the next one.
+    pub has_place: bool,
 }
 
 impl Hold {
@@ -115,6 +128,7 @@ impl Hold {
     fn begin_after(&self, usual: Option<Duration>, places: usize, timeout: Option<Duration>) {
         let mut state = self.state();
         (state.places, state.timeout) = (places, timeout);
+        state.line.values_mut().for_each(|waiting| waiting.due_since = None);
         state.switch = Some(Switch { to: String::new(), clock: LoadClock::default(), usual, is_stalled: false });
     }
 
@@ -149,7 +163,7 @@ impl Hold {
     pub fn close(&self) {
         let mut state = self.state();
         state.closed = true;
-        state.line.values().for_each(|waiting| waiting.notify_one());
+        state.line.values().for_each(|waiting| waiting.woken.notify_one());
     }
 
     /// A version answers.
@@ -176,7 +190,7 @@ impl Hold {
     /// How many wait.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.state().line.len()
+        self.state().waiting
     }
 
     /// How long requests wait that do not say so themselves.
@@ -197,7 +211,8 @@ impl Hold {
         self.state().waits()
     }
 
-    /// Takes a place in the line for a request that came at this time. `has_place`: it was in the queue of the version that went.
+    /// Takes a place in the line for a request for so many `answers` that came at this time. `has_place`: it was in the queue of the
+    /// version that went.
     ///
     /// # Errors
     /// As many wait as may.
@@ -206,14 +221,17 @@ impl Hold {
         client: Peer,
         priority: Priority,
         came: Instant,
+        answers: usize,
         has_place: bool,
     ) -> Result<Ticket, Full> {
         let mut state = self.state();
-        let waiting = state.line.len();
-        if !has_place && waiting >= state.places {
+        let waiting = state.waiting;
+        if !has_place && waiting.saturating_add(answers) > state.places {
             let own = state.clients.get(&client).copied().unwrap_or(0);
             let clients = state.clients.len() + usize::from(own == 0);
-            let is_let_in = own < state.places / clients.max(1) && waiting < state.places.saturating_add(SHARED_PLACES);
+            let part = state.places / clients.max(1);
+            let is_let_in = own.saturating_add(answers) <= part
+                && waiting.saturating_add(answers) <= state.places.saturating_add(SHARED_PLACES);
             if clients <= 1 || !is_let_in {
                 return Err(Full { waiting, places: state.places });
             }
@@ -225,20 +243,30 @@ impl Hold {
         };
         let (place, woken) = ((came + later, state.next), Arc::new(Notify::new()));
         state.next += 1;
-        state.line.insert(place, Arc::clone(&woken));
-        *state.clients.entry(client).or_default() += 1;
-        Ok(Ticket { hold: Arc::clone(self), place, client, woken })
+        state.line.insert(place, Waiting { woken: Arc::clone(&woken), answers, due_since: None });
+        state.waiting += answers;
+        *state.clients.entry(client).or_default() += answers;
+        let has_place = has_place || state.switch.is_some();
+        Ok(Ticket { hold: Arc::clone(self), place, client, woken, has_place })
     }
 }
 
 impl State {
     /// The first one goes, where there is a version that answers.
-    fn wake(&self) {
-        if self.switch.is_none()
-            && let Some(first) = self.line.values().next()
-        {
-            first.notify_one();
+    fn wake(&mut self) {
+        let now = Instant::now();
+        if let Some(first) = self.first(now).and_then(|place| self.line.get_mut(&place)) {
+            first.due_since.get_or_insert(now);
+            first.woken.notify_one();
         }
+    }
+
+    /// Whose turn it is, where there is a version that answers: not one who does not take it, since a client that does not read what it
+    /// is told must not hold up all behind it.
+    fn first(&self, now: Instant) -> Option<Place> {
+        let takes_it = |waiting: &Waiting| waiting.due_since.is_none_or(|since| now < since + TURN_PATIENCE);
+        let mut line = self.line.iter().filter(|_| self.switch.is_none());
+        line.find(|(_, waiting)| takes_it(waiting)).map(|(place, _)| *place)
     }
 
     fn waits(&self) -> Waits {
@@ -264,15 +292,20 @@ impl Ticket {
     pub async fn turn(&self) -> Result<(), LineClosed> {
         loop {
             {
-                let state = self.hold.state();
+                let mut state = self.hold.state();
                 if state.closed {
                     return Err(LineClosed);
                 }
-                if state.switch.is_none() && state.line.keys().next() == Some(&self.place) {
+                let now = Instant::now();
+                // Whoever looks again takes it.
+                if let Some(own) = state.line.get_mut(&self.place) {
+                    own.due_since = None;
+                }
+                if state.first(now) == Some(self.place) {
                     return Ok(());
                 }
             }
-            self.woken.notified().await;
+            let _ = tokio::time::timeout(TURN_PATIENCE, self.woken.notified()).await;
         }
     }
 
@@ -288,9 +321,10 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         let mut state = self.hold.state();
-        state.line.remove(&self.place);
+        let answers = state.line.remove(&self.place).map_or(0, |waiting| waiting.answers);
+        state.waiting = state.waiting.saturating_sub(answers);
         if let Some(count) = state.clients.get_mut(&self.client) {
-            *count -= 1;
+            *count = count.saturating_sub(answers);
             if *count == 0 {
                 state.clients.remove(&self.client);
             }
@@ -322,10 +356,11 @@ mod tests {
         pin!(ticket.turn()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
-    #[test]
-    fn they_go_one_after_the_other_by_priority_and_age() {
+    #[tokio::test]
+    async fn they_go_one_after_the_other_by_priority_and_age() {
         let (hold, now) = (held(8), Instant::now());
-        let enter = |priority, ms: u64| hold.enter(peer(1), priority, now + Duration::from_millis(ms), false).unwrap();
+        let enter =
+            |priority, ms: u64| hold.enter(peer(1), priority, now + Duration::from_millis(ms), 1, false).unwrap();
         let (second, first) = (enter(Priority::Normal, 2), enter(Priority::Normal, 1));
         let (last, ahead) = (enter(Priority::Low, 0), enter(Priority::High, 9));
         assert_eq!([&ahead, &first, &second, &last].map(|ticket| ticket.news().position), [1, 2, 3, 4]);
@@ -344,21 +379,44 @@ mod tests {
         assert!(!hold.is_held() && hold.state().clients.is_empty());
     }
 
-    #[test]
-    fn a_full_line_is_shared_and_who_was_in_the_queue_has_a_place() {
+    #[tokio::test(start_paused = true)]
+    async fn who_does_not_take_its_turn_holds_nobody_up() {
+        let (hold, now) = (held(8), Instant::now());
+        let enter = |ms: u64| hold.enter(peer(1), Priority::Normal, now + Duration::from_millis(ms), 1, false).unwrap();
+        let (silent, second) = (enter(0), enter(1));
+        assert!(silent.has_place && second.has_place);
+        hold.end();
+        assert!(!is_due(&second));
+        // As if it had been told so long ago.
+        let long_ago = Instant::now().checked_sub(TURN_PATIENCE).unwrap();
+        hold.state().line.values_mut().next().unwrap().due_since = Some(long_ago);
+        assert!(is_due(&second));
+        drop(second);
+        let late = enter(2);
+        assert!(!late.has_place, "a version answers by now");
+        assert!(is_due(&late));
+        assert!(is_due(&silent) && !is_due(&late), "it has it again once it asks for it");
+        drop((silent, late));
+        assert!(!hold.is_held() && hold.waiting() == 0);
+    }
+
+    #[tokio::test]
+    async fn a_full_line_is_shared_and_who_was_in_the_queue_has_a_place() {
         let (hold, now) = (held(4), Instant::now());
-        let enter = |host, has_place| hold.enter(peer(host), Priority::Normal, now, has_place);
+        let enter = |host, has_place| hold.enter(peer(host), Priority::Normal, now, 1, has_place);
         let _kept: Vec<_> = (0..4).map(|_| enter(1, false).unwrap()).collect();
         assert_eq!(enter(1, false).err(), Some(Full { waiting: 4, places: 4 }));
         let _returned = enter(1, true).unwrap();
+        let all = hold.enter(peer(2), Priority::Normal, now, 3, false);
+        assert!(all.is_err(), "three answers are more than its part");
         let _other: Vec<_> = (0..2).map(|_| enter(2, false).unwrap()).collect();
         assert!(enter(2, false).is_err(), "it has its part");
     }
 
-    #[test]
-    fn what_is_left_is_what_the_last_load_took_and_then_what_is_read() {
+    #[tokio::test]
+    async fn what_is_left_is_what_the_last_load_took_and_then_what_is_read() {
         let (hold, now) = (held(4), Instant::now());
-        let ticket = hold.enter(peer(1), Priority::Normal, now, false).unwrap();
+        let ticket = hold.enter(peer(1), Priority::Normal, now, 1, false).unwrap();
         let left = Some(Duration::from_secs(20));
         assert_eq!(ticket.news(), News { waits: Waits::ForModel, position: 1, left });
         assert_eq!(hold.retry_after(), Duration::from_secs(20));

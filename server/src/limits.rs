@@ -186,6 +186,8 @@ pub const SUBMIT_ATTEMPTS: usize = 4;
 
 /// How long a request waits at the most while one model is unloaded and another one loaded, where nothing says how long it may.
 pub const HELD_LIMIT: Duration = Duration::from_secs(1800);
+/// How long a request that has waited so may leave its turn untaken, since its client does not read what it is told, before others pass.
+pub const TURN_PATIENCE: Duration = Duration::from_secs(1);
 /// How often a stream that waits so is told how it stands.
 pub const HELD_NEWS_PERIOD: Duration = Duration::from_secs(2);
 

@@ -346,7 +346,7 @@ async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Re
         }
         let (model, draft) = (model.summary(), draft.as_ref().map(Header::summary));
         memory::fit_gpu(&mut version.runtime, model, draft).context("--gpu-memory")?;
-        let memory = memory::read().map(|memory| memory.beside_front(memory.front_bytes_of_one(&version.runtime)));
+        let memory = memory::read().map(|memory| memory.beside_front(memory.front_bytes(&version.runtime, 1)));
         if several && !gpu {
             memory::fit_workers(&mut version.runtime, model, draft, here, memory, HEADROOM_RATIO);
         }

@@ -78,7 +78,7 @@ impl Outcome {
             ..RuntimeSettings::default()
         };
         // As `serve` would run it.
-        let memory = memory::read().map(|memory| memory.beside_front(memory.front_bytes_of_one(&runtime)));
+        let memory = memory::read().map(|memory| memory.beside_front(memory.front_bytes(&runtime, 1)));
         context::fit_context(&mut runtime, header.summary(), None, false, memory, HEADROOM_RATIO);
         let input = memory::fit_input(&runtime, header.summary(), false);
         let mut report = Report::new(title(args.file()), header, input);

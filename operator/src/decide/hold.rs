@@ -81,12 +81,14 @@ pub(super) fn goes_over_by(world: &World, state: &RolloutState) -> Option<Strate
     holds.then_some(StrategyName::HoldRequests)
 }
 
-/// Whether pods are going over from one version to another by it.
+/// Whether pods are going over from one version to another by it, and may for a candidate that is compared with neither.
 pub(super) fn is_under_way(world: &World, state: &RolloutState) -> bool {
     let prepares = |now: &RolloutStatus| is_hold(now) && now.step == RolloutStep::Prepare;
-    let is_behind = |pod: &CountedPod| pod.report.is_some_and(|report| report.version != state.active);
+    let is_behind =
+        |pod: &CountedPod| pod.report.is_some_and(|report| report.version.is_some() && report.version != state.active);
     let is_its_way = state.goes_over_by == Some(StrategyName::HoldRequests);
-    state.rollout.as_ref().is_some_and(prepares) || (is_its_way && world.pods.iter().any(is_behind))
+    let compares = world.spec.is_some_and(|spec| spec.compares);
+    !compares && (state.rollout.as_ref().is_some_and(prepares) || (is_its_way && world.pods.iter().any(is_behind)))
 }
 
 /// Whether the pod answers with another version than the active one, which has no room beside that, and alone it has.

@@ -32,7 +32,7 @@ const PREPARED: i64 = 6 * PHASE_WEIGHT;
 
 /// The time in which pods have to get on: where what answers goes first, it may take its drain timeout for that.
 pub(super) fn time(spec: &ValidService, now: &RolloutStatus) -> Duration {
-    let drain = hold::is_hold(now).then_some(spec.pod.drain_timeout).unwrap_or_default();
+    let drain = if hold::is_hold(now) { spec.pod.drain_timeout } else { Duration::ZERO };
     spec.progress_deadline.saturating_add(drain)
 }
 

@@ -140,7 +140,7 @@ impl Pod {
         let serving = self.serving().and_then(|name| self.versions.get(name));
         // Who waits gets an answer, and is not sent to where others give one.
         let yields = || self.asked.as_ref().is_some_and(|asked| self.versions.yields(asked.of_pod(&self.name)));
-        let waits = self.versions.route().is_held() && !yields();
+        let waits = self.versions.route().is_held() && !self.versions.is_stalled() && !yields();
         !self.cut_off && (waits || serving.is_some_and(gantry_rollout::Entry::is_up))
     }
 
@@ -342,7 +342,7 @@ impl Pod {
         let turn = self.asked.as_ref().map(|asked| asked.of_pod(&self.name)).map(|own| (own.has_turn, own.yields));
         (self.cut_off, self.trouble, self.large, self.marked, turn).hash(hasher);
         let Route { active, previous, held_from } = self.versions.route();
-        (active, previous, held_from, &self.checks).hash(hasher);
+        (active, previous, held_from, &self.checks, self.versions.is_stalled()).hash(hasher);
         for (name, entry) in self.versions.iter() {
             (name, entry.phase, entry.attempt, entry.passed).hash(hasher);
             (entry.is_up(), entry.health.is_some()).hash(hasher);

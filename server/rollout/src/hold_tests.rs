@@ -188,7 +188,7 @@ fn a_pod_that_comes_up_has_what_the_status_says_first() {
         [("v1", Known { retry_due: true, ..known(Phase::Refused, None) }), ("v2", known(Phase::Preparing, Some(1)))];
     assert!(planned(&asked, &current(None, None, &trying)).is_empty(), "which goes on once it has begun");
     // The candidate may be what helps, and gets its turn once it is checked.
-    let waits = holding(false, asked.clone());
+    let waits = holding(false, asked);
     assert_eq!(planned(&waits, &current(None, None, &refused)), ["check v2"]);
     let checking = [refused[0].clone(), ("v2", known(Phase::Preparing, Some(1)))];
     assert!(planned(&waits, &current(None, None, &checking)).is_empty());

@@ -31,6 +31,8 @@ pub struct Versions {
     route: Route,
     /// What the version is that answered before requests began to wait: the status may have forgotten it by the time that it is needed.
     held_from: Option<NamedVersion>,
+    /// Requests wait for a version, and none could be loaded since.
+    stalled: bool,
 }
 
 /// One version.
@@ -114,6 +116,9 @@ impl Versions {
             }
             done.extend(actions.into_iter().filter(|action| self.note(desired, action, now, lines)));
         }
+        // Whatever is tried from here on, nobody is to count on it before it answers.
+        let rests = |entry: &Entry| matches!(entry.phase, Phase::Refused | Phase::Checked);
+        self.stalled = self.route.is_held() && (self.stalled || self.entries.values().all(rests));
         done
     }
 
@@ -136,11 +141,10 @@ impl Versions {
         }
     }
 
-    /// Whether requests wait for a version, and none is on its way.
+    /// Whether requests wait for a version, and neither the next one nor the one before could be loaded.
     #[must_use]
     pub fn is_stalled(&self) -> bool {
-        let rests = |entry: &Entry| matches!(entry.phase, Phase::Refused | Phase::Checked);
-        self.route.is_held() && self.entries.values().all(rests)
+        self.stalled
     }
 
     /// Notes that an action is carried out. Says whether it may be.

@@ -59,7 +59,8 @@ impl Failure {
     pub(super) fn line_full(full: Full, retry_after: Duration) -> Self {
         let Full { waiting, places } = full;
         let message = format!(
-            "{waiting} requests wait for the model to be changed, and {places} may: those that ran or waited for the one before              (spec.runtime.parallel and spec.scheduling.maxQueue); try again in {retry_after:?}"
+            "{waiting} requests wait for the model to be changed, and {places} may: those that ran or waited for the one before \
+             (spec.runtime.parallel and spec.scheduling.maxQueue); try again in {retry_after:?}"
         );
         let error = ApiError::new(429, ErrorKind::RateLimitError, ErrorCode::QueueFull, message);
         Self::retriable(error, retry_after)
@@ -78,7 +79,8 @@ impl Failure {
     /// A request has waited for another model to be loaded for as long as it may.
     pub(super) fn held_too_long(waited: Duration, limit: Duration, retry_after: Duration) -> Self {
         let message = format!(
-            "The model is being changed, and the request has waited for {} ms, where {} ms are the limit (spec.scheduling.queueTimeout,              or `x-gantry-queue-timeout-ms`); try again in {retry_after:?}.",
+            "The model is being changed, and the request has waited for {} ms, where {} ms are the limit \
+             (spec.scheduling.queueTimeout, or `x-gantry-queue-timeout-ms`); try again in {retry_after:?}.",
             waited.as_millis(),
             limit.as_millis()
         );

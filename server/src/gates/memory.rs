@@ -54,17 +54,8 @@ impl PodMemory {
     }
 
     /// The most that is taken in it beside the workers of a model that is run so: by the front, and by the processes that render
-    /// chats for it and for the one that it replaces.
-    pub fn front_bytes(&self, runtime: &RuntimeSettings) -> u64 {
-        self.beside_workers(runtime, 2)
-    }
-
-    /// The same where it replaces none and is not replaced.
-    pub fn front_bytes_of_one(&self, runtime: &RuntimeSettings) -> u64 {
-        self.beside_workers(runtime, 1)
-    }
-
-    fn beside_workers(&self, runtime: &RuntimeSettings, versions: u32) -> u64 {
+    /// chats for so many `versions`: for it, and for the one that it is loaded beside.
+    pub fn front_bytes(&self, runtime: &RuntimeSettings, versions: u32) -> u64 {
         let limits = FrontLimits::within(Some(self.limit_bytes));
         let templates_bytes = limits.templates_bytes(runtime.worker_count().saturating_mul(versions));
         limits.most_bytes(runtime.parallel as usize, runtime.pooled.is_some()).saturating_add(templates_bytes)
@@ -603,7 +594,7 @@ mod tests {
         let required_bytes = predict(&demo(), None, &runtime, false);
         for limit_bytes in [768 << 20, 1 << 30] {
             let memory = PodMemory { limit_bytes, available_bytes: limit_bytes };
-            let front_bytes = memory.front_bytes(&runtime);
+            let front_bytes = memory.front_bytes(&runtime, 2);
             // The one that answers keeps prompts in an eighth of the memory at the most.
             let left = memory.beside_front(required_bytes + limit_bytes / 8 + (32 << 20));
             assert!(judge(required_bytes, left, |_| front_bytes, 0.1).0.fits, "{required_bytes} and {front_bytes}");

@@ -521,16 +521,17 @@ fn check_memory(job: &Job, draft: Option<&DraftModel>, summary: &Summary, report
     let Some(memory) = memory::read() else {
         return Ok(format!("{} of an unknown amount", quantity(required)));
     };
-    let judge = |memory: PodMemory| {
-        let front_bytes = |limit_bytes| PodMemory { limit_bytes, ..memory }.front_bytes(&runtime);
+    let judge = |memory: PodMemory, versions: u32| {
+        let front_bytes = |limit_bytes| PodMemory { limit_bytes, ..memory }.front_bytes(&runtime, versions);
         memory::judge(required, memory, front_bytes, job.headroom_ratio)
     };
-    let (fit, result) = judge(memory);
     if job.beside.is_empty() {
+        let (fit, result) = judge(memory, 1);
         report.fit(&fit, None);
         return result;
     }
-    let (alone, result_alone) = judge(memory.without(taken_bytes(&job.beside)));
+    let (fit, result) = judge(memory, 2);
+    let (alone, result_alone) = judge(memory.without(taken_bytes(&job.beside)), 1);
     report.fit(&fit, Some(&alone));
     if job.loads { result } else { result_alone.map(|value| format!("{value} once it is alone")) }
 }
@@ -561,7 +562,7 @@ fn trial(job: &Job, draft: Option<&DraftModel>, summary: &Summary, runtime: &Run
 
 /// The pod's memory, with what of it is left for a model that is run so.
 fn memory_for(runtime: &RuntimeSettings) -> Option<PodMemory> {
-    memory::read().map(|memory| memory.beside_front(memory.front_bytes(runtime)))
+    memory::read().map(|memory| memory.beside_front(memory.front_bytes(runtime, 2)))
 }
 
 /// The settings of a job's version, with as many layers on GPUs as their memory is for.
@@ -579,7 +580,8 @@ fn job_settings(job: &Job, draft: Option<&DraftModel>, summary: &Summary) -> Res
         Refusal::new(GateName::Memory, format!("spec.runtime.gpuMemory: {unfit}")).with_value(value)
     })?;
     if !job.gpu {
-        let memory = memory_of(job).map(|memory| memory.beside_front(memory.front_bytes(&runtime)));
+        let versions = if job.loads && !job.beside.is_empty() { 2 } else { 1 };
+        let memory = memory_of(job).map(|memory| memory.beside_front(memory.front_bytes(&runtime, versions)));
         let draft = draft.map(|draft| &draft.summary);
         memory::fit_workers(&mut runtime, summary, draft, Processors::here(), memory, job.headroom_ratio);
     }

@@ -94,7 +94,8 @@ impl Asking {
                 return Err(Failure::no_model_loads(hold.retry_after()));
             }
             let priority = self.requests.first().map_or(Priority::Normal, |request| request.params.priority);
-            let entered = hold.enter(self.client, priority, self.came, self.was_taken);
+            let answers = self.requests.len().saturating_mul(self.choices as usize);
+            let entered = hold.enter(self.client, priority, self.came, answers, self.was_taken);
             self.ticket = Some(entered.map_err(|full| Failure::line_full(full, hold.retry_after()))?);
         }
         Ok(self.ticket.is_some())
@@ -213,9 +214,8 @@ impl Asking {
         for request in &mut requests {
             request.params.queue_timeout_ms = left_ms.or(request.params.queue_timeout_ms);
         }
-        version
-            .submit_all(self.client, requests, Terms { is_whole, returns: self.returns, has_place: self.was_held() })
-            .await
+        let has_place = self.ticket.as_ref().map_or(self.was_taken, |ticket| ticket.has_place);
+        version.submit_all(self.client, requests, Terms { is_whole, returns: self.returns, has_place }).await
     }
 }
 
