@@ -73,8 +73,10 @@ pub(super) fn goes_over_by(world: &World, state: &RolloutState) -> Option<Strate
         (_, Some(now)) if is_hold(now) => true,
         // By these it has got everywhere: both have room beside each other, or pods of their own.
         (_, Some(RolloutStatus { step: RolloutStep::Commit, .. })) => false,
-        _ => {
-            state.goes_over_by == Some(StrategyName::HoldRequests)
+        (_, now) => {
+            // It is nobody's way any more once all have gone it.
+            let goes_on = now.is_some() || any_is_behind(world, state);
+            (goes_on && state.goes_over_by == Some(StrategyName::HoldRequests))
                 || world.pods.iter().any(|pod| has_room_for_one(pod, state))
         }
     };
@@ -84,11 +86,14 @@ pub(super) fn goes_over_by(world: &World, state: &RolloutState) -> Option<Strate
 /// Whether pods are going over from one version to another by it, and may for a candidate that is compared with neither.
 pub(super) fn is_under_way(world: &World, state: &RolloutState) -> bool {
     let prepares = |now: &RolloutStatus| is_hold(now) && now.step == RolloutStep::Prepare;
-    let is_behind =
-        |pod: &CountedPod| pod.report.is_some_and(|report| report.version.is_some() && report.version != state.active);
     let is_its_way = state.goes_over_by == Some(StrategyName::HoldRequests);
     let compares = world.spec.is_some_and(|spec| spec.compares);
-    !compares && (state.rollout.as_ref().is_some_and(prepares) || (is_its_way && world.pods.iter().any(is_behind)))
+    !compares && (state.rollout.as_ref().is_some_and(prepares) || (is_its_way && any_is_behind(world, state)))
+}
+
+/// Whether a pod answers with another version than the active one, or with none.
+fn any_is_behind(world: &World, state: &RolloutState) -> bool {
+    world.pods.iter().any(|pod| pod.report.is_some_and(|report| report.version != state.active))
 }
 
 /// Whether the pod answers with another version than the active one, which has no room beside that, and alone it has.

@@ -140,7 +140,7 @@ impl Pod {
         let serving = self.serving().and_then(|name| self.versions.get(name));
         // Who waits gets an answer, and is not sent to where others give one.
         let yields = || self.asked.as_ref().is_some_and(|asked| self.versions.yields(asked.of_pod(&self.name)));
-        let waits = self.versions.route().is_held() && !self.versions.is_stalled() && !yields();
+        let waits = self.versions.route().is_held() && !yields();
         !self.cut_off && (waits || serving.is_some_and(gantry_rollout::Entry::is_up))
     }
 
