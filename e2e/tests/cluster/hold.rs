@@ -43,7 +43,7 @@ async fn changes_under_load(replicas: i32, namespace_name: &str) -> Result<()> {
         let fixture = ServiceFixture { bake: "5m", replicas, ..ServiceFixture::default() };
         let service = TestService::start(namespace, fixture, &v1).await?;
         service.await_settled(&v1, ROLLOUT_TIMEOUT).await?;
-        service.patch(json!({"spec": {"rollout": {"strategy": "HoldRequests", "drainTimeout": "20s"}}})).await?;
+        service.patch(json!({"spec": {"rollout": {"strategy": "HoldRequests"}}})).await?;
         let pods = service.identities().await?;
         let running = load(&service).await?;
         running.await_completed(REQUESTS_EACH_SIDE, LOAD_TIMEOUT).await?;
