@@ -54,8 +54,6 @@ struct Switch {
     clock: LoadClock,
     /// What the load of the version before took.
     usual: Option<Duration>,
-    /// None could be loaded, neither the next one nor the one before.
-    is_stalled: bool,
 }
 
 /// What a place in the line is worth.
@@ -129,7 +127,7 @@ impl Hold {
         let mut state = self.state();
         (state.places, state.timeout) = (places, timeout);
         state.line.values_mut().for_each(|waiting| waiting.due_since = None);
-        state.switch = Some(Switch { to: String::new(), clock: LoadClock::default(), usual, is_stalled: false });
+        state.switch = Some(Switch { to: String::new(), clock: LoadClock::default(), usual });
     }
 
     /// This version is loaded while requests wait, and so much of it is read, from 0 to 1, where it is known.
@@ -144,19 +142,6 @@ impl Hold {
         if let Some(share) = share {
             switch.clock.read(share);
         }
-    }
-
-    /// No version is on its way: whatever is tried from now on, nobody is to count on it before one answers.
-    pub(crate) fn stall(&self) {
-        if let Some(switch) = &mut self.state().switch {
-            switch.is_stalled = true;
-        }
-    }
-
-    /// Whether no version could be loaded.
-    #[must_use]
-    pub fn is_stalled(&self) -> bool {
-        self.state().switch.as_ref().is_some_and(|switch| switch.is_stalled)
     }
 
     /// The server ends, and nobody waits any more.
@@ -305,6 +290,7 @@ impl Ticket {
                     return Ok(());
                 }
             }
+            // Woken or not, it looks again: the one in front may not take its turn.
             let _ = tokio::time::timeout(TURN_PATIENCE, self.woken.notified()).await;
         }
     }

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
+use gantry_crds::status::ModelState;
+use tokio::sync::watch;
 
 use crate::hold::Hold;
 use crate::version::Version;
@@ -27,6 +29,7 @@ pub struct Router {
     swaps: AtomicU64,
     stands_by: AtomicBool,
     yields: AtomicBool,
+    state: watch::Sender<Option<ModelState>>,
     hold: Arc<Hold>,
 }
 
@@ -39,6 +42,7 @@ impl Router {
             swaps: AtomicU64::new(0),
             stands_by: AtomicBool::new(false),
             yields: AtomicBool::new(false),
+            state: watch::Sender::new(None),
             hold: Arc::default(),
         })
     }
@@ -99,6 +103,23 @@ impl Router {
     #[must_use]
     pub fn yields(&self) -> bool {
         self.yields.load(Ordering::Relaxed) && self.hold.is_switching()
+    }
+
+    /// Says where the agent is with the model that it answers with.
+    pub fn set_state(&self, state: ModelState) {
+        self.state.send_replace(Some(state));
+    }
+
+    /// Where the agent is with the model that it answers with, if there is an agent.
+    #[must_use]
+    pub fn state(&self) -> Option<ModelState> {
+        *self.state.borrow()
+    }
+
+    /// Whether requests wait for a version, and neither the next one nor the one before could be loaded.
+    #[must_use]
+    pub fn is_stalled(&self) -> bool {
+        self.hold.is_switching() && self.state() == Some(ModelState::Error)
     }
 
     /// How often another version became active, the first one included.

@@ -83,7 +83,8 @@ pub(super) fn goes_over_by(world: &World, state: &RolloutState) -> Option<Strate
     holds.then_some(StrategyName::HoldRequests)
 }
 
-/// Whether pods are going over from one version to another by it, and may for a candidate that is compared with neither.
+/// Whether pods are going over from one version to another by it, and can for the candidate: one that is to be compared with the active
+/// version needs that beside it.
 pub(super) fn is_under_way(world: &World, state: &RolloutState) -> bool {
     let prepares = |now: &RolloutStatus| is_hold(now) && now.step == RolloutStep::Prepare;
     let is_its_way = state.goes_over_by == Some(StrategyName::HoldRequests);

@@ -32,6 +32,14 @@ impl Scene {
         });
     }
 
+    /// Both pods check it, and it is the first one's turn.
+    fn all_check(&mut self) {
+        self.checks("a");
+        self.checks("b");
+        self.step();
+        assert_eq!(self.turn(), Some(("a", true)));
+    }
+
     /// The pod unloads what it answers with, and loads model 2.
     fn unloads(&mut self, pod: &str) {
         self.pod(pod, |report| {
@@ -72,7 +80,7 @@ fn failed(name: GateName) -> GateResult {
 #[test]
 fn one_pod_after_the_other_goes_over_and_then_it_bakes() {
     let mut scene = Scene::holding();
-    assert_eq!(scene.state.rollout.as_ref().unwrap().strategy(), StrategyName::HoldRequests);
+    assert_eq!(scene.rollout().strategy(), StrategyName::HoldRequests);
     assert_eq!((scene.step(), scene.turn()), (None, None), "no pod has checked it");
     scene.checks("b");
     assert_eq!((scene.step(), scene.turn()), (None, Some(("b", true))));
@@ -87,7 +95,7 @@ fn one_pod_after_the_other_goes_over_and_then_it_bakes() {
     assert_eq!(scene.step(), Some(Transition::Committed { version: name(2) }));
     assert_eq!((scene.state.active.as_ref(), scene.state.previous.as_ref()), (Some(&name(2)), Some(&name(1))));
     assert_eq!(scene.step(), Some(Transition::Baking { version: name(2) }));
-    assert_eq!(scene.state.rollout.as_ref().unwrap().strategy(), StrategyName::HoldRequests);
+    assert_eq!(scene.rollout().strategy(), StrategyName::HoldRequests);
     scene.now += 600;
     assert_eq!(scene.step(), Some(Transition::Settled { version: name(2) }));
     scene.settled();
@@ -108,14 +116,11 @@ fn the_only_pod_has_its_requests_wait_in_it() {
 #[test]
 fn what_one_pod_cannot_load_another_one_is_asked_for() {
     let mut scene = Scene::holding();
-    scene.checks("a");
-    scene.checks("b");
-    scene.step();
-    assert_eq!(scene.turn(), Some(("a", true)));
+    scene.all_check();
     scene.unloads("a");
     scene.step();
-    scene.pod("a", |report| report.candidate = Some(refused(&name(2))));
-    scene.pod("a", |report| report.candidate.as_mut().unwrap().gates = vec![failed(GateName::Load)]);
+    let candidate = CandidateStatus { gates: vec![failed(GateName::Load)], ..refused(&name(2)) };
+    scene.pod("a", |report| report.candidate = Some(candidate.clone()));
     assert_eq!((scene.step(), scene.turn()), (None, Some(("a", true))), "it answers with nothing yet");
     scene.goes_back("a", GateName::Load);
     assert_eq!((scene.step(), scene.turn()), (None, Some(("b", true))), "its trouble may be its own");
@@ -127,9 +132,7 @@ fn what_one_pod_cannot_load_another_one_is_asked_for() {
 #[test]
 fn answers_that_are_not_good_enough_in_one_pod_refuse_it_at_once() {
     let mut scene = Scene::holding();
-    scene.checks("a");
-    scene.checks("b");
-    scene.step();
+    scene.all_check();
     scene.goes_back("a", GateName::Prompts);
     assert!(matches!(scene.step(), Some(Transition::Rejected { gate: GateName::Prompts, .. })));
     assert_eq!(scene.turn(), None);
@@ -158,7 +161,7 @@ fn an_agent_that_does_not_know_it_gets_no_turn() {
     scene.pod("a", |report| report.agent = None);
     scene.step();
     assert_eq!(scene.turn(), None);
-    let message = scene.state.rollout.as_ref().unwrap().message.clone().unwrap();
+    let message = scene.rollout().message.clone().unwrap();
     assert!(message.contains("the strategy HoldRequests"), "{message}");
 }
 
@@ -176,10 +179,7 @@ fn an_agent_that_does_not_know_it_refuses_nothing() {
 #[test]
 fn nobody_begins_before_the_one_before_gets_requests() {
     let mut scene = Scene::holding();
-    scene.checks("a");
-    scene.checks("b");
-    scene.step();
-    assert_eq!(scene.turn(), Some(("a", true)));
+    scene.all_check();
     scene.loads("a");
     scene.cut_off = vec!["a"];
     assert_eq!((scene.step(), scene.turn()), (None, None), "its probe has not said so yet");
@@ -195,10 +195,8 @@ fn pods_that_answer_with_what_was_given_up_go_back_as_they_came() {
     assert_eq!(scene.state.goes_over_by, None);
     without_room(&mut scene, Some(true));
     assert!(matches!(scene.step(), Some(Transition::Started { .. })));
-    assert_eq!(scene.state.rollout.as_ref().unwrap().strategy(), StrategyName::HoldRequests);
-    scene.checks("a");
-    scene.checks("b");
-    scene.step();
+    assert_eq!(scene.rollout().strategy(), StrategyName::HoldRequests);
+    scene.all_check();
     scene.loads("a");
     scene.step();
     scene.goes_back("b", GateName::Prompts);
@@ -212,7 +210,7 @@ fn pods_that_answer_with_what_was_given_up_go_back_as_they_came() {
     // An edit finds them on their way.
     scene.spec = asks(3, "Auto");
     scene.step();
-    assert_eq!(scene.state.rollout.as_ref().unwrap().strategy(), StrategyName::HoldRequests);
+    assert_eq!(scene.rollout().strategy(), StrategyName::HoldRequests);
     scene.spec = asks(3, "InPlaceSwap");
     scene.step();
     assert_eq!(scene.state.goes_over_by, None, "who asks for that gets it");
@@ -221,10 +219,8 @@ fn pods_that_answer_with_what_was_given_up_go_back_as_they_came() {
 #[test]
 fn each_pod_has_the_time_that_the_first_one_had() {
     let mut scene = Scene::holding();
-    scene.checks("a");
-    scene.checks("b");
-    scene.step();
-    let latest = |scene: &Scene| scene.state.rollout.as_ref().unwrap().progress.as_ref().unwrap().since.0;
+    scene.all_check();
+    let latest = |scene: &Scene| scene.rollout().progress.as_ref().unwrap().since.0;
     let since = latest(&scene);
     scene.now += 300;
     scene.unloads("a");
@@ -280,7 +276,7 @@ fn auto_holds_requests_where_nothing_else_is_left_and_gives_its_sum() {
         scene.step();
         without_room(&mut scene, fits_alone);
         scene.step();
-        assert_eq!(scene.state.rollout.as_ref().unwrap().strategy(), StrategyName::BlueGreen);
+        assert_eq!(scene.rollout().strategy(), StrategyName::BlueGreen);
         scene.missing_other = Some("pod green-a finds no node: no GPU");
         assert_eq!(scene.step(), None);
         scene.now += 60;
@@ -289,7 +285,7 @@ fn auto_holds_requests_where_nothing_else_is_left_and_gives_its_sum() {
             Some(Transition::Rejected { gate: GateName::Deadline, .. }) if !holds => continue,
             other => panic!("{fits_alone:?}: {other:?}"),
         }
-        let rollout = scene.state.rollout.as_ref().unwrap();
+        let rollout = scene.rollout();
         let plan = "HoldRequests: candidate 17Gi > 12Gi left beside it, and there is no room for as many pods again (pod green-a \
                     finds no node: no GPU): one pod after the other unloads the active one and loads it, 17Gi <= 28Gi then; requests \
                     that come to that pod wait meanwhile";
@@ -307,7 +303,7 @@ fn auto_holds_requests_at_once_where_there_cannot_be_two_sets_of_pods() {
     scene.step();
     without_room(&mut scene, Some(true));
     assert!(matches!(scene.step(), Some(Transition::Started { .. })));
-    assert_eq!(scene.state.rollout.as_ref().unwrap().strategy(), StrategyName::HoldRequests);
+    assert_eq!(scene.rollout().strategy(), StrategyName::HoldRequests);
 }
 
 #[test]
@@ -316,7 +312,7 @@ fn another_strategy_midway_begins_anew() {
     for (strategy, name) in [("InPlaceSwap", StrategyName::InPlaceSwap), ("HoldRequests", StrategyName::HoldRequests)] {
         scene.spec = asks(2, strategy);
         assert!(matches!(scene.step(), Some(Transition::Started { .. })));
-        assert_eq!(scene.state.rollout.as_ref().unwrap().strategy(), name);
+        assert_eq!(scene.rollout().strategy(), name);
     }
     assert_eq!(scene.state.rollout.as_ref().and_then(|rollout| rollout.turn.clone()), None::<TurnStatus>);
 }

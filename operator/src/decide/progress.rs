@@ -152,14 +152,17 @@ fn furthest(reached: &[PodProgress]) -> i64 {
 
 /// Whether any pod got further than was noted of it.
 fn is_further(progress: &RolloutProgress, reached: &[PodProgress]) -> bool {
-    let noted = |name: &str| progress.pods.iter().find(|one| one.pod == name).map(|one| one.figure);
-    reached.iter().any(|one| noted(&one.pod).is_some_and(|noted| one.figure > noted))
+    reached.iter().any(|one| noted(progress, one).is_some_and(|noted| one.figure > noted))
+}
+
+/// How far the pod was when that was noted last.
+fn noted(progress: &RolloutProgress, reached: &PodProgress) -> Option<i64> {
+    progress.pods.iter().find(|one| one.pod == reached.pod).map(|one| one.figure)
 }
 
 /// Whether a pod has prepared it of which that was not noted.
 fn has_prepared_more(progress: &RolloutProgress, reached: &[PodProgress]) -> bool {
-    let noted = |name: &str| progress.pods.iter().find(|one| one.pod == name).map(|one| one.figure);
-    reached.iter().any(|one| one.figure == PREPARED && noted(&one.pod).is_some_and(|noted| noted < PREPARED))
+    reached.iter().any(|one| one.figure == PREPARED && noted(progress, one).is_some_and(|noted| noted < PREPARED))
 }
 
 /// When a rollout ends however well it gets on.

@@ -61,7 +61,7 @@ impl Scene {
         scene
     }
 
-    fn rollout(&self) -> &RolloutStatus {
+    pub(super) fn rollout(&self) -> &RolloutStatus {
         self.state.rollout.as_ref().unwrap()
     }
 }

@@ -126,10 +126,9 @@ impl<'a> Asked<'a> {
             return goal;
         }
         // Nobody is left without an answer for a version that is not to be had.
-        let instead = self.answered_before().filter(|before| {
-            let is_refused = self.known(before).is_some_and(|known| known.phase == Phase::Refused);
-            !is_refused
-        });
+        let instead = self
+            .answered_before()
+            .filter(|before| self.known(before).is_none_or(|known| known.phase != Phase::Refused));
         match goal {
             Some(goal) if self.is_refused(goal) || self.is_in_vain(goal) => instead.or(Some(goal)),
             Some(goal) => Some(goal),

@@ -95,6 +95,21 @@ impl Pod {
         self.versions.get(version).map(|entry| entry.phase)
     }
 
+    /// The other version is checked, and what answers has gone for it.
+    fn goes_for(&mut self, other: &str, desired: &Desired) {
+        self.settle(desired);
+        self.ends(other, Outcome::Checked);
+        let answers = self.versions.route().active.clone().unwrap();
+        self.settle(desired);
+        assert!(self.versions.retired(&answers, &mut self.lines));
+        self.settle(desired);
+    }
+
+    fn cannot_load(&mut self, version: &str, desired: &Desired) {
+        self.ends(version, Outcome::Refused(Refusal::new(GateName::Load, "no")));
+        self.settle(desired);
+    }
+
     /// Version 2 is checked, and version 1 has gone for it.
     fn switching() -> Self {
         let (mut pod, asked) = (Self::serving(), asked(true));
@@ -128,8 +143,7 @@ fn what_has_passed_answers_and_says_that_it_is_prepared() {
 #[test]
 fn what_is_refused_goes_and_the_one_before_answers_again() {
     let (mut pod, asked) = (Pod::switching(), asked(true));
-    pod.ends("v2", Outcome::Refused(Refusal::new(GateName::Load, "no")));
-    pod.settle(&asked);
+    pod.cannot_load("v2", &asked);
     assert_eq!((pod.phase("v2"), pod.phase("v1")), (Some(Phase::Refused), Some(Phase::Preparing)));
     pod.ends("v1", Outcome::Passed);
     pod.settle(&asked);
@@ -158,12 +172,8 @@ fn a_version_that_could_not_be_loaded_has_what_answers_unloaded_seldom() {
         pod.settle(&asked);
         let begins = pod.phase("v2") == Some(Phase::Preparing);
         if begins {
-            pod.ends("v2", Outcome::Checked);
-            pod.settle(&asked);
-            assert!(pod.versions.retired("v1", &mut pod.lines));
-            pod.settle(&asked);
-            pod.ends("v2", Outcome::Refused(Refusal::new(GateName::Load, "no")));
-            pod.settle(&asked);
+            pod.goes_for("v2", &asked);
+            pod.cannot_load("v2", &asked);
             pod.ends("v1", Outcome::Passed);
             pod.settle(&asked);
         }
@@ -211,13 +221,8 @@ fn what_was_loaded_before_comes_back_though_the_status_has_forgotten_it() {
     let mut pod = Pod::serving();
     let mut asked = holding(false, desired(Some("v2"), None, None));
     asked.versions.remove("v1");
-    pod.settle(&asked);
-    pod.ends("v2", Outcome::Checked);
-    pod.settle(&asked);
-    assert!(pod.versions.retired("v1", &mut pod.lines));
-    pod.settle(&asked);
-    pod.ends("v2", Outcome::Refused(Refusal::new(GateName::Load, "no")));
-    pod.settle(&asked);
+    pod.goes_for("v2", &asked);
+    pod.cannot_load("v2", &asked);
     assert_eq!(pod.phase("v1"), Some(Phase::Preparing));
     pod.ends("v1", Outcome::Passed);
     pod.settle(&asked);
@@ -231,23 +236,16 @@ fn the_load_of_what_answered_before_is_not_called_off_for_another_try() {
     pod.settle(&asked);
     // It is taken back, and version 1 cannot be loaded.
     let back = holding(false, desired(Some("v1"), None, Some("v2")));
-    pod.settle(&back);
-    pod.ends("v1", Outcome::Checked);
-    pod.settle(&back);
-    assert!(pod.versions.retired("v2", &mut pod.lines));
-    pod.settle(&back);
-    pod.ends("v1", Outcome::Refused(Refusal::new(GateName::Load, "no")));
-    pod.settle(&back);
+    pod.goes_for("v1", &back);
+    pod.cannot_load("v1", &back);
     assert_eq!(pod.phase("v2"), Some(Phase::Preparing));
     pod.now += Duration::from_secs(300);
     pod.settle(&back);
     assert_eq!(pod.phase("v2"), Some(Phase::Preparing), "however long it takes");
     assert!(!pod.versions.is_stalled());
-    pod.ends("v2", Outcome::Refused(Refusal::new(GateName::Load, "no")));
-    pod.settle(&back);
+    pod.cannot_load("v2", &back);
     assert_eq!(pod.says(&back), (None, ModelState::Loading), "version 1 is tried again");
-    pod.ends("v1", Outcome::Refused(Refusal::new(GateName::Load, "no")));
-    pod.settle(&back);
+    pod.cannot_load("v1", &back);
     assert!(pod.versions.is_stalled(), "nothing is to be had");
     assert_eq!(pod.says(&back), (None, ModelState::Error));
 }

@@ -43,15 +43,10 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
 
 /// Where the server is with its model.
 fn state(app: &App) -> ModelState {
-    let hold = app.router.held();
-    let Some(version) = app.router.active() else {
-        return match hold.waits() {
-            _ if hold.is_stalled() => ModelState::Error,
-            Waits::ForModel => ModelState::Switching,
-            Waits::Queued if app.loading.is_none() => ModelState::Idle,
-            Waits::Queued | Waits::Loading => ModelState::Loading,
-        };
-    };
+    if let Some(state) = app.router.state() {
+        return state;
+    }
+    let Some(version) = app.router.active() else { return ModelState::Loading };
     match *version.health().borrow() {
         WorkerHealth::Ready => ModelState::Ready,
         WorkerHealth::Loading | WorkerHealth::Restarting { .. } => ModelState::Loading,
@@ -80,7 +75,7 @@ async fn check(app: &App) -> Result<(), Unready> {
     let hold = app.router.held();
     let Some(version) = app.router.active() else {
         // Requests are to come and wait, where no other pod answers them.
-        if hold.is_switching() && !hold.is_stalled() && !app.router.yields() {
+        if hold.is_switching() && !app.router.is_stalled() && !app.router.yields() {
             return Ok(());
         }
         return Err(Unready { reason: app.why_no_version(), retry_after: Some(app.version_after()) });
@@ -108,7 +103,7 @@ impl App {
     /// Why there is no active version.
     pub(super) fn why_no_version(&self) -> String {
         match &self.loading {
-            _ if self.router.held().is_stalled() => {
+            _ if self.router.is_stalled() => {
                 "neither the next model nor the one before it could be loaded; it is tried again".to_owned()
             }
             _ if self.router.held().is_switching() => match self.router.held().waits() {

@@ -152,9 +152,6 @@ impl Manager {
                 self.act(desired, settings, action);
             }
             self.router.set_yields(self.versions.yields(desired));
-            if self.versions.is_stalled() {
-                self.router.held().stall();
-            }
             self.look_at_signals(desired, settings, Instant::now());
         }
         self.tell_who_waits(Instant::now());
@@ -162,6 +159,7 @@ impl Manager {
         let mut snapshot = self.versions.snapshot(desired, &self.board.borrow(), Instant::now());
         snapshot.breach = self.watch.as_ref().and_then(|watch| watch.breach.clone());
         snapshot.too_few_requests = self.watch.as_ref().is_some_and(|watch| watch.is_without_requests(Instant::now()));
+        self.router.set_state(snapshot.state);
         let serving = snapshot.serving.as_ref().and_then(|name| self.loaded.get(name)).cloned();
         self.published.send_replace(Published { snapshot, serving });
     }

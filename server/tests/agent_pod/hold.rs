@@ -102,6 +102,15 @@ async fn read(response: reqwest::Response) -> Brought {
     brought
 }
 
+/// Waits until it is so, of what nobody tells.
+async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
+    let began = Instant::now();
+    while !is_so().await {
+        assert!(began.elapsed() < PATIENCE, "waited in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 /// What is counted of a load.
 #[derive(Default)]
 struct Counts {
@@ -121,11 +130,9 @@ impl Counts {
     }
 
     async fn more_of(&self, at: usize) {
-        let (before, began) = (self.answers[at].load(Ordering::Relaxed), Instant::now());
-        while self.answers[at].load(Ordering::Relaxed) < before + ANSWERS {
-            assert!(began.elapsed() < PATIENCE, "no answers of version {}", at + 1);
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let answers = || self.answers[at].load(Ordering::Relaxed);
+        let before = answers();
+        until(&format!("more answers of version {}", at + 1), async || answers() >= before + ANSWERS).await;
     }
 }
 
@@ -195,6 +202,7 @@ async fn under_load_nothing_fails_there_and_back_and_where_the_next_one_cannot_b
                 let (status, state) = front.state().await;
                 assert_eq!(status, 200, "its only pod is to get requests: {state}");
                 states.insert(state);
+                // As often as a probe may ask: what it sees meanwhile is what is tested.
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
             states
@@ -275,11 +283,7 @@ async fn who_waits_hears_how_it_stands_and_no_more_wait_than_may() {
     let (mut pod, front, running) = busy().await;
     let (two, sha_two) = served("demo-v2.q8_0.gguf").await;
     pod.prepare_alone(&version("v2", &two, &sha_two));
-    let began = Instant::now();
-    while front.state().await.1 != "Switching" {
-        assert!(began.elapsed() < PATIENCE, "it does not begin");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("it begins", async || front.state().await.1 == "Switching").await;
     // As many as ran and waited: two and one.
     let mut held = Vec::new();
     for place in 1..=3 {
@@ -317,16 +321,9 @@ async fn who_has_not_begun_keeps_its_place_and_who_waits_too_long_is_told_when_t
     let body = json!({"model": "chat", "prompt": "Once", "ignore_eos": true, "stream": true, "max_tokens": 120_000});
     let second = front.client.post(format!("{}/v1/completions", front.base)).json(&body).send().await.unwrap();
     let waits = tokio::spawn(front.chat(false).send());
-    let began = Instant::now();
-    while pod.router.active().unwrap().stats().queued == 0 {
-        assert!(began.elapsed() < PATIENCE, "nothing waits");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("it waits", async || pod.router.active().unwrap().stats().queued > 0).await;
     pod.prepare_alone(&version("v2", &two, &sha_two));
-    while pod.router.held().waiting() == 0 {
-        assert!(began.elapsed() < PATIENCE, "it is not given back");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("it is given back", async || pod.router.held().waiting() > 0).await;
     let late = front.chat(false).header("x-gantry-queue-timeout-ms", "200").send().await.unwrap();
     assert_eq!(late.status(), 503);
     let after: u64 = late.headers()["retry-after"].to_str().unwrap().parse().unwrap();
@@ -344,6 +341,40 @@ async fn who_has_not_begun_keeps_its_place_and_who_waits_too_long_is_told_when_t
     let answer: Value = answer.json().await.unwrap();
     assert_eq!(answer["choices"][0]["message"]["content"], TWO);
     drop(second);
+    front.stop.cancel();
+    pod.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_can_load_neither_takes_itself_out_and_comes_back() {
+    let mut pod = Pod::fresh();
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    let (two, sha_two) = served("demo-v2.q8_0.gguf").await;
+    pod.roll_out(&version("v1", &one, &sha_one)).await;
+    let front = Arc::new(Front::of(&pod).await);
+    // There is no GPU for either, once they are loaded anew.
+    let without_gpu = |name, file, sha| {
+        let mut version = version(name, file, sha);
+        version["runtime"]["gpuLayers"] = json!(20);
+        version
+    };
+    pod.name(&without_gpu("v1", &one, &sha_one));
+    pod.prepare_alone(&without_gpu("v2", &two, &sha_two));
+    pod.api.entry("nothing can be loaded", |entry| entry["state"] == "Error" && entry["health"] == "Failed").await;
+    until("it is out", async || front.state().await == (503, "Error".to_owned())).await;
+    for is_streamed in [false, true] {
+        let refused = front.chat(is_streamed).send().await.unwrap();
+        assert_eq!(refused.status(), 503);
+        assert!(refused.headers().contains_key("retry-after"));
+        let told: Value = refused.json().await.unwrap();
+        let message = told["error"]["message"].as_str().unwrap();
+        assert!(message.contains("neither the next one nor the one before"), "{message}");
+    }
+    // It goes on trying.
+    pod.name(&version("v1", &one, &sha_one));
+    until("it is back", async || front.state().await == (200, "Ready".to_owned())).await;
+    let answer: Value = front.chat(false).send().await.unwrap().json().await.unwrap();
+    assert_eq!(answer["choices"][0]["message"]["content"], ONE, "{answer:#}");
     front.stop.cancel();
     pod.end().await;
 }

@@ -90,7 +90,7 @@ impl Asking {
     pub(super) fn enter(&mut self, app: &App) -> Result<bool, Failure> {
         let hold = app.router.held();
         if self.ticket.is_none() && hold.is_held() {
-            if hold.is_stalled() && !self.was_taken {
+            if app.router.is_stalled() && !self.was_taken {
                 return Err(Failure::no_model_loads(hold.retry_after()));
             }
             let priority = self.requests.first().map_or(Priority::Normal, |request| request.params.priority);
