@@ -346,10 +346,11 @@ async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Re
         }
         let (model, draft) = (model.summary(), draft.as_ref().map(Header::summary));
         memory::fit_gpu(&mut version.runtime, model, draft).context("--gpu-memory")?;
-        let memory = memory::read().map(|memory| memory.beside_front(memory.front_bytes(&version.runtime, 1)));
+        let memory = memory::read();
         if several && !gpu {
             memory::fit_workers(&mut version.runtime, model, draft, here, memory, HEADROOM_RATIO);
         }
+        let memory = memory.map(|memory| memory.beside_front(memory.front_bytes(&version.runtime, 1)));
         context::fit_context(&mut version.runtime, model, draft, gpu, memory, HEADROOM_RATIO);
         memory::check_limit(&version.runtime, model, draft, gpu)?;
         if let Some(memory) = memory {

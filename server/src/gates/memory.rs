@@ -222,8 +222,9 @@ pub fn fit_gpu(runtime: &mut RuntimeSettings, model: &Summary, draft: Option<&Su
 }
 
 /// Settles how many workers a model has that runs on the CPU, where their number is left open: as many as the processors
-/// are good for ([`RuntimeSettings::workers_for`]), each of which has the weights for itself, where the pod's memory is
-/// for twice what they take: the model that replaces this one is loaded beside it.
+/// are good for ([`RuntimeSettings::workers_for`]), each of which has the weights for itself, where the pod's `memory`,
+/// less what the front may take beside so many, is for twice what they take: the model that replaces this one is loaded
+/// beside it.
 pub fn fit_workers(
     runtime: &mut RuntimeSettings,
     model: &Summary,
@@ -236,9 +237,13 @@ pub fn fit_workers(
     let (Some(memory), true) = (memory, workers > runtime.worker_count()) else { return };
     let several = RuntimeSettings { workers: Some(workers), ..runtime.clone() };
     let required_bytes = in_all_workers(model, draft, &several, false, processors, |estimate| estimate.host_bytes);
-    let limit_bytes = runtime.engine.memory_limit_bytes.unwrap_or(u64::MAX).min(memory.limit_bytes);
+    let front_bytes = memory.front_bytes(&several, 2);
+    let for_models_bytes = memory.limit_bytes.saturating_sub(front_bytes);
+    let limit_bytes = runtime.engine.memory_limit_bytes.unwrap_or(u64::MAX).min(for_models_bytes);
     let fits = |bytes, limit| verdict(bytes, limit, headroom_ratio).fits;
-    if fits(required_bytes, memory.available_bytes) && fits(required_bytes.saturating_mul(2), limit_bytes) {
+    if fits(required_bytes, memory.beside_front(front_bytes).available_bytes)
+        && fits(required_bytes.saturating_mul(2), limit_bytes)
+    {
         *runtime = several;
     } else {
         let (takes, limit) = (quantity(required_bytes), quantity(limit_bytes));
@@ -543,16 +548,21 @@ mod tests {
         let two = RuntimeSettings { workers: Some(2), ..open.clone() };
         let takes = in_all_workers(&model, None, &two, false, &machine, |estimate| estimate.host_bytes);
         assert!(takes > 2 * model.tensor_bytes);
-        assert_eq!(settled(&open, memory(2 * takes, takes)), Some(2));
-        assert_eq!(settled(&open, memory(2 * takes - 1, takes)), None);
-        assert_eq!(settled(&open, memory(2 * takes, takes - 1)), None);
+        // In a pod so small the front takes the same whatever its limit; it takes less beside one worker.
+        let small = PodMemory { limit_bytes: 2 * takes, available_bytes: takes };
+        let front = small.front_bytes(&two, 2);
+        assert!(small.front_bytes(&open, 2) < front);
+        let beside_front = |limit_bytes: u64, available_bytes| memory(front + limit_bytes, front + available_bytes);
+        assert_eq!(settled(&open, beside_front(2 * takes, takes)), Some(2));
+        assert_eq!(settled(&open, beside_front(2 * takes - 1, takes)), None);
+        assert_eq!(settled(&open, beside_front(2 * takes, takes - 1)), None);
         assert_eq!(settled(&open, None), None);
         let memory_limit_bytes = Some(2 * takes - 1);
         let engine = crate::version::EngineTuning { memory_limit_bytes, ..Default::default() };
         let limited = RuntimeSettings { engine, ..open.clone() };
-        assert_eq!(settled(&limited, memory(4 * takes, takes)), None);
+        assert_eq!(settled(&limited, beside_front(4 * takes, takes)), None);
         let one = RuntimeSettings { workers: Some(1), ..open };
-        assert_eq!(settled(&one, memory(2 * takes, takes)), Some(1));
+        assert_eq!(settled(&one, beside_front(2 * takes, takes)), Some(1));
     }
 
     /// As the file says it, which has no cells and is trained for 64 tokens.

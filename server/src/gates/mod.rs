@@ -580,10 +580,8 @@ fn job_settings(job: &Job, draft: Option<&DraftModel>, summary: &Summary) -> Res
         Refusal::new(GateName::Memory, format!("spec.runtime.gpuMemory: {unfit}")).with_value(value)
     })?;
     if !job.gpu {
-        let versions = if job.loads && !job.beside.is_empty() { 2 } else { 1 };
-        let memory = memory_of(job).map(|memory| memory.beside_front(memory.front_bytes(&runtime, versions)));
         let draft = draft.map(|draft| &draft.summary);
-        memory::fit_workers(&mut runtime, summary, draft, Processors::here(), memory, job.headroom_ratio);
+        memory::fit_workers(&mut runtime, summary, draft, Processors::here(), memory_of(job), job.headroom_ratio);
     }
     Ok(runtime)
 }

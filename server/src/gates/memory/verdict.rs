@@ -9,6 +9,9 @@ use super::PodMemory;
 use crate::gates::report::{Refusal, quantity};
 
 const MIB: u64 = 1 << 20;
+/// What is in use differs by some MiB from one pod to the next, which is made with the limit that is told: that is the next
+/// multiple of so many MiB, and one more.
+const TOLD_STEP_MIB: u64 = 16;
 /// No pod has more: past it nothing is looked for.
 const LARGEST_POD_BYTES: u64 = 1 << 50;
 
@@ -38,7 +41,8 @@ pub(in crate::gates) fn judge(
     let raise = match least_limit(memory.limit_bytes, |limit_bytes| fit_within(limit_bytes).fits) {
         Some(enough_bytes) => {
             let short = quantity(enough_bytes - memory.limit_bytes);
-            format!("{short} are missing: spec.resources.memory: {}Mi would do; else ", enough_bytes / MIB)
+            let told_mib = ((enough_bytes / MIB).div_ceil(TOLD_STEP_MIB) + 1) * TOLD_STEP_MIB;
+            format!("{short} are missing: spec.resources.memory: {told_mib}Mi would do; else ")
         }
         None => String::new(),
     };
@@ -93,10 +97,15 @@ mod tests {
             let refusal = judge(45 << 20, memory(limit_mib), front_bytes, 0.1).1.unwrap_err();
             let would_do = refusal.message.split("spec.resources.memory: ").nth(1).unwrap();
             let would_do: u64 = would_do.split("Mi would do").next().unwrap().parse().unwrap();
-            let missing = quantity((would_do - limit_mib) << 20);
+            let fits = |limit_mib, used_mib| {
+                let (limit_bytes, available_bytes) = (limit_mib << 20, (limit_mib - used_mib) << 20);
+                judge(45 << 20, PodMemory { limit_bytes, available_bytes }, front_bytes, 0.1).0.fits
+            };
+            let least_mib = (limit_mib..=would_do).find(|&limit_mib| fits(limit_mib, used_mib)).unwrap();
+            let missing = quantity((least_mib - limit_mib) << 20);
             assert!(refusal.message.contains(&format!("; {missing} are missing: ")), "{}", refusal.message);
-            assert!(judge(45 << 20, memory(would_do), front_bytes, 0.1).0.fits, "{}", refusal.message);
-            assert!(!judge(45 << 20, memory(would_do - 1), front_bytes, 0.1).0.fits, "{}", refusal.message);
+            // The pod that is made with it may have more in use.
+            assert!(fits(would_do, used_mib + 8) && would_do < least_mib + 2 * TOLD_STEP_MIB, "{}", refusal.message);
         }
     }
 
