@@ -107,6 +107,8 @@ text_enum!(
         CreateContainerError,
         /// A pod waits for its volumes or its network.
         ContainerCreating,
+        /// A volume of a pod cannot be attached or mounted.
+        FailedMount,
         /// Pods are refused, by a quota or a policy.
         FailedCreate,
         /// The object is being deleted.

@@ -42,14 +42,15 @@ use crate::{
     events::{Events, describe},
     http::Role,
     limits::{
-        self, CHILDREN_LIST_PATIENCE, CONFLICT_RETRY, JUDGED_POLL, RECONCILE_CONCURRENCY, RESYNC_PERIOD, RETRY_MAX,
-        RETRY_MIN, STORE_LAG_MAX,
+        self, CHILDREN_LIST_PATIENCE, CONFLICT_RETRY, JUDGED_POLL, MESSAGE_PODS_MAX, RECONCILE_CONCURRENCY,
+        RESYNC_PERIOD, RETRY_MAX, RETRY_MIN, STORE_LAG_MAX,
     },
     metrics::{Metrics, ReconcileOutcome},
     objects::look_at,
     observe::{Observed, Stores, WatchesEnded},
     status::{ServiceInputs, VersionInputs, differs, pods_event, refusal_event, service_status, version_status},
     validate::{NamedObject, ObjectKind, Problems, ValidService, validate},
+    volumes,
 };
 
 /// What a reconcile needs besides its service.
@@ -311,7 +312,8 @@ pub(crate) async fn step(
     let (poll, seen) = judge_by_objects(&mut spec, &state, service, context).await;
     let absent = look_for_objects(spec.as_ref().ok(), &mut observed, service, context).await;
     let (lent_secrets, unlent) = lent_secrets(spec.as_ref().ok(), &state, seen, &observed, service, context).await;
-    let poll = poll.into_iter().chain(absent).chain(unlent).min();
+    let unmounted = look_for_volumes(&mut observed, service, context, now).await;
+    let poll = poll.into_iter().chain(absent).chain(unlent).chain(unmounted).min();
     let observed = &observed;
     let (side, other_side) = (state.active_side, state.active_side.other());
     // A spec that cannot be carried out changes nothing, and so not the number of pods either.
@@ -580,6 +582,22 @@ async fn lent_secrets(
     }
     let waits = spec.replicas > 0 && !named.is_subset(&lent);
     (lent, waits.then_some(JUDGED_POLL))
+}
+
+/// Looks for volumes that keep pods from being made. Gives the time after which to look again, since no watch tells of it.
+async fn look_for_volumes(
+    observed: &mut Observed,
+    service: &InferenceService,
+    context: &Context,
+    now: Timestamp,
+) -> Option<Duration> {
+    if !observed.any_waits_for_container() {
+        return None;
+    }
+    let pods: Vec<_> = observed.waiting_long(now).take(MESSAGE_PODS_MAX).map(str::to_owned).collect();
+    let failures = volumes::failures(&context.client, &service.namespace().unwrap_or_default(), pods, now).await;
+    observed.lack_volumes(&failures);
+    Some(JUDGED_POLL)
 }
 
 /// Looks for the objects that pods are made with while the container of one has not been made, and notes the first that is not

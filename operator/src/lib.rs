@@ -48,6 +48,7 @@ pub mod observe;
 pub mod status;
 mod text;
 pub mod validate;
+mod volumes;
 
 #[cfg(test)]
 mod testing;

@@ -83,6 +83,19 @@ pub const MESSAGE_PODS_MAX: usize = 3;
 /// Time that a pod's containers may take to be made, its image and volumes included, before that is called a trouble.
 pub const CREATING_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// Time that a pod's containers may take to be made before Events are looked at for a volume that keeps it.
+pub const VOLUMES_LOOK_AFTER: Duration = Duration::from_secs(10);
+const _: () = assert!(VOLUMES_LOOK_AFTER.as_secs() < CREATING_TIMEOUT.as_secs());
+
+/// Age from which on an Event about a volume says nothing any more: the kubelet tries again after at most 122 s, and says so.
+pub const VOLUME_EVENT_AGE_MAX: Duration = Duration::from_secs(180);
+
+/// Events about one pod of which the one about its volume is searched.
+pub const POD_EVENTS_MAX: u32 = 50;
+
+/// Bytes of what is told of a volume.
+pub const VOLUME_MESSAGE_BYTES_MAX: usize = 300;
+
 /// Characters of a gate's figure in the table of versions, which is to fit a terminal.
 pub const FIGURE_CHARS_MAX: usize = 20;
 
@@ -110,10 +123,16 @@ pub const CRASH_LOOP_RESTARTS: i32 = 2;
 /// Shortens `text` to [`MESSAGE_BYTES_MAX`] at a character boundary.
 #[must_use]
 pub fn message(text: &str) -> String {
-    if text.len() <= MESSAGE_BYTES_MAX {
+    shortened(text, MESSAGE_BYTES_MAX)
+}
+
+/// Shortens `text` to so many bytes, three at least, at a character boundary.
+#[must_use]
+pub fn shortened(text: &str, bytes_max: usize) -> String {
+    if text.len() <= bytes_max {
         return text.to_owned();
     }
-    let end = (0..=MESSAGE_BYTES_MAX - 3).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    let end = (0..=bytes_max.saturating_sub(3)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
     format!("{}...", &text[..end])
 }
 

@@ -26,7 +26,7 @@ use gantry_crds::{
     pod::OWN_KEYS,
     status::{InferenceServiceStatus, NamedVersion, Side},
 };
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::{
     apps::v1::{Deployment, DeploymentStatus},
     core::v1::{Pod, PodStatus, Service, ServiceAccount},
@@ -51,7 +51,7 @@ use tracing::warn;
 use crate::{
     build::{MANAGED_BY, OPERATOR, TemplateId, deployment_name, preview_name},
     decide::{CountedPod, StampedVersion},
-    limits::{RETRY_TOKEN_CHARS_MAX, WATCH_PAGE_OBJECTS},
+    limits::{CREATING_TIMEOUT, RETRY_TOKEN_CHARS_MAX, VOLUMES_LOOK_AFTER, WATCH_PAGE_OBJECTS},
     validate::{PodObject, RESTART_ANNOTATION, RETRY_ANNOTATION},
 };
 
@@ -477,6 +477,24 @@ impl Observed {
     pub fn lacks(&mut self, absent: &PodObject) {
         for pod in self.pods.iter_mut().filter(|pod| pod.waits_for_container()) {
             pod.trouble = Some(Trouble::of_absent_object(&pod.name, absent));
+        }
+    }
+
+    /// Pods whose containers have not been made for longer than that takes by itself, of which nothing is known yet.
+    pub fn waiting_long(&self, now: Timestamp) -> impl Iterator<Item = &str> {
+        let early = CREATING_TIMEOUT.saturating_sub(VOLUMES_LOOK_AFTER);
+        let soon = now + SignedDuration::try_from(early).unwrap_or(SignedDuration::ZERO);
+        let waits =
+            move |pod: &&PodView| pod.trouble.is_none() && pod.creation_limit.is_some_and(|limit| limit <= soon);
+        self.pods.iter().filter(waits).map(|pod| pod.name.as_str())
+    }
+
+    /// Takes it that these pods wait for a volume, each with what the kubelet says of it.
+    pub fn lack_volumes(&mut self, failures: &[(String, String)]) {
+        for pod in &mut self.pods {
+            if let Some((name, failure)) = failures.iter().find(|(name, _)| *name == pod.name) {
+                pod.trouble = Some(Trouble::of_volume(name, failure));
+            }
         }
     }
 

@@ -155,7 +155,7 @@ impl Inner {
             return (200, object.clone());
         }
         let plural = path.rsplit('/').next().unwrap();
-        if !matches!(plural, "modelversions") {
+        if !matches!(plural, "modelversions" | "events") {
             return refusal(404, "NotFound");
         }
         let prefix = format!("{path}/");

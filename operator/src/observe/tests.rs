@@ -283,7 +283,7 @@ fn an_evicted_pod_counts_while_one_is_missing_and_creation_may_take_a_while() {
     let observed = Observed { pods: vec![creating], ..Observed::default() };
     assert_eq!((observed.trouble(Side::Blue, true, soon), observed.next_trouble(soon)), (None, Some(late)));
     let trouble = observed.trouble(Side::Blue, true, late).unwrap();
-    assert!(trouble.message.contains("for its volumes or its network"), "{}", trouble.message);
+    assert!(trouble.message.contains("its volumes or its network"), "{}", trouble.message);
     assert_eq!(observed.next_trouble(late), None);
 }
 

@@ -1,7 +1,8 @@
 //! Why pods are not there: no node takes one, its image cannot be had, it was evicted, a quota refuses it.
 //!
 //! No count, no time and no name of a try is in the texts, so that a trouble that lasts is not written with each. Kubelet's
-//! own texts alternate with every try: they stay where `kubectl describe pod` shows them. Of the scheduler's and the API
+//! own texts alternate with every try: they stay where `kubectl describe pod` shows them, but for those about one volume
+//! ([`crate::volumes`]). Of the scheduler's and the API
 //! server's is told what no node has and what is refused ([`crate::text`]).
 
 use gantry_crds::{conditions::Reason, status::WaitReason};
@@ -104,11 +105,17 @@ impl Trouble {
         Self { reason: Reason::Waits(reason), message }
     }
 
-    /// A pod's containers could not be made for long: kubelet tells of volumes and networks in Events alone.
+    /// A volume keeps a pod's containers from being made, as the kubelet says.
+    pub(super) fn of_volume(pod: &str, failure: &str) -> Self {
+        let message = format!("pod {pod} waits for a volume: {failure}; put that right, and the pod goes on by itself");
+        Self { reason: Reason::FailedMount, message }
+    }
+
+    /// A pod's containers could not be made for long: kubelet tells of images, volumes and networks in Events alone.
     fn of_creation(pod: &str) -> Self {
         let seconds = CREATING_TIMEOUT.as_secs();
         let message = format!(
-            "pod {pod} has waited for more than {seconds} s for its volumes or its network: `kubectl describe pod {pod}` says for which"
+            "pod {pod} has waited for more than {seconds} s for its image, its volumes or its network: `kubectl describe pod {pod}` says for which"
         );
         Self { reason: Reason::ContainerCreating, message }
     }
@@ -121,6 +128,12 @@ fn crashes(pod: &str) -> String {
 /// What helps a pod to a node, by what the scheduler says of those that there are.
 fn way_to_a_node(message: &str) -> String {
     const DISK: &str = "ephemeral-storage";
+    if message.contains("persistentvolumeclaim") && message.contains("not found") {
+        return "create it, or correct the claimName".to_owned();
+    }
+    if message.contains("unbound immediate PersistentVolumeClaims") {
+        return "see `kubectl get pvc`: the claim needs a volume, or a storage class that makes one".to_owned();
+    }
     let lacking = || message.split("Insufficient ").skip(1);
     let mut ways = vec!["add such a node"];
     if lacking().any(|what| what.starts_with(DISK)) {

@@ -106,6 +106,44 @@ async fn a_secret_that_a_pod_cannot_be_made_without_is_told_at_once_and_only_loo
 }
 
 #[tokio::test]
+async fn a_volume_that_cannot_be_mounted_is_told_with_the_words_of_the_kubelet() {
+    let mut scene = Scene::serving().await;
+    let look = "GET /api/v1/namespaces/test/events";
+    let looks = |scene: &Scene| {
+        let requests = scene.api.requests();
+        requests.into_iter().filter(|request| request.line == look).map(|request| request.query).collect::<Vec<_>>()
+    };
+    scene.pods.push(waiting_for_its_container());
+    let action = scene.step().await.unwrap();
+    assert_eq!(action, Action::requeue(limits::JUDGED_POLL), "no watch tells of it");
+    assert_eq!(looks(&scene).len(), 0, "pods take a while");
+
+    let soon = limits::CREATING_TIMEOUT - limits::VOLUMES_LOOK_AFTER;
+    scene.pods.last_mut().unwrap().creation_limit = Some(scene.now + soon);
+    let says = "MountVolume.SetUp failed for volume \"models\" : no route to host";
+    let event = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"name": "one"}, "involvedObject": {},
+        "reason": "FailedMount", "message": says, "lastTimestamp": scene.now.to_string()});
+    scene.api.put("/api/v1/namespaces/test/events/one", event);
+    scene.step().await.unwrap();
+    let looked = looks(&scene);
+    assert!(looked.len() == 1 && looked[0].contains("involvedObject.name%3Dchat-c"), "{looked:?}");
+    let why = format!(
+        "2 of 2 pods answer; pod chat-c waits for a volume: {says}; put that right, and the pod goes on by itself"
+    );
+    assert_eq!(scene.condition("PodsReady"), ("False".to_owned(), "FailedMount".to_owned(), why));
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.writes().len(), 0, "told once");
+
+    scene.api.fail(look, 403, "Forbidden");
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("PodsReady").1, "AsRequested", "what cannot be seen is not told");
+    assert_eq!(looks(&scene).len(), 1);
+    scene.pods.pop();
+    scene.step().await.unwrap();
+    assert_eq!(looks(&scene).len(), 0);
+}
+
+#[tokio::test]
 async fn credentials_that_a_container_cannot_be_made_without_are_told_by_the_field_that_names_them() {
     let mut scene = Scene::serving().await;
     scene.api.edit(SERVICE, |service| {
