@@ -395,9 +395,15 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
     if sides::asks_for_another_way(world, &state, &rollout) {
         return start(world, state, spec, 0);
     }
-    let begun_with = rollout.judged.as_deref().filter(|_| wanted.name == rollout.version);
-    rollout.judged = Some(match begun_with.map(|begun| judged::compare(begun, &wanted.judged)) {
-        Some(Comparison::Holds { judged }) => judged,
+    let begun_with = rollout.judged.clone().filter(|_| wanted.name == rollout.version);
+    rollout.judged = Some(match begun_with.as_deref().map(|begun| judged::compare(begun, &wanted.judged)) {
+        Some(Comparison::Holds { judged }) => {
+            if begun_with.is_some_and(|begun| begun != judged) {
+                // What pods waited for is there: they look for it now and then, and have their time from now on.
+                progress::begin_anew(world, &mut rollout);
+            }
+            judged
+        }
         // What changes faster than pods prepare would begin attempts for ever, and each change would be a write.
         Some(Comparison::OtherObjects) if rollout.restarts >= JUDGED_RESTARTS_MAX => {
             rollout.judged.clone().unwrap_or_default()

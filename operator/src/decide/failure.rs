@@ -3,7 +3,7 @@
 use gantry_crds::status::{BreachStatus, CandidatePhase, CandidateStatus, GateName, GateVerdict, RolloutStatus};
 use jiff::Timestamp;
 
-use super::{CountedPod, World, agents, candidate_report, fleet, progress, template, waits};
+use super::{CountedPod, World, agents, candidate_report, fleet, hold, progress, template, waits};
 use crate::{
     limits::{self, JUDGED_RESTARTS_MAX, MESSAGE_PODS_MAX, PROGRESS_DEADLINES_MAX},
     text::some_of,
@@ -51,8 +51,9 @@ impl Failure {
         };
         let longest = used_up
             .map(|_| format!("that is {PROGRESS_DEADLINES_MAX} times the deadline, the longest that pods may get on"));
-        let message =
-            [Some(value.clone()), longest, waiting_for(world, now, true), template::waits_for_replacement(world)];
+        let missing = world.missing_pod.filter(|_| pods < judges_wanted(world)).map(str::to_owned);
+        let replacement = template::waits_for_replacement(world);
+        let message = [Some(value.clone()), longest, waiting_for(world, now, true), missing, replacement];
         let message = message.into_iter().flatten().collect::<Vec<_>>().join("; ");
         Self { gate: GateName::Deadline, value: Some(value), message: with_action(GateName::Deadline, &message) }
     }
@@ -167,11 +168,10 @@ fn with_action(gate: GateName, cause: &str) -> String {
     let otherwise =
         format!("where that changes nothing here, annotate the service with {RETRY_ANNOTATION}=<any new value>");
     let action = match gate {
-        // What could not be fetched says itself what to correct.
-        GateName::Fetch => otherwise,
+        // What could not be fetched, or is another file, says itself what to correct.
+        GateName::Fetch | GateName::Digest => otherwise,
         GateName::Load => format!("correct it; {otherwise}"),
         GateName::Deadline => format!("correct that, or raise spec.rollout.progressDeadline; {otherwise}"),
-        GateName::Digest => format!("correct the sha256 in the spec, or the file; {otherwise}"),
         // What a source answered in the place of the file may be another thing by now.
         GateName::Format => format!("change spec.model, or correct the file; {otherwise}"),
         GateName::Memory => "use a smaller model or context, or raise spec.resources.memory".to_owned(),
@@ -191,9 +191,7 @@ pub(super) fn prepare_message(world: &World, now: &RolloutStatus) -> String {
         return limits::message(&replacement.unwrap_or_else(|| format!("waits for a running pod{why_not}")));
     }
     let prepared = world.judges().filter(|pod| agents::has_prepared(world, pod, now)).count();
-    // Of another side all are waited for, those that are not there included.
-    let wanted =
-        if world.sides.judges_are_other { usize::try_from(world.target_replicas).unwrap_or(pods) } else { pods };
+    let wanted = judges_wanted(world);
     let summary = Some(format!("{prepared} of {wanted} pods prepared"));
     let missing = world.missing_pod.filter(|_| pods < wanted).map(str::to_owned);
     limits::message(
@@ -203,6 +201,12 @@ pub(super) fn prepare_message(world: &World, now: &RolloutStatus) -> String {
             .collect::<Vec<_>>()
             .join("; "),
     )
+}
+
+/// The pods that are waited for: of another side all, those that are not there included.
+fn judges_wanted(world: &World) -> usize {
+    let pods = world.judges().count();
+    if world.sides.judges_are_other { usize::try_from(world.target_replicas).unwrap_or(pods) } else { pods }
 }
 
 /// That objects change too often for each change to begin another attempt, where they do.
@@ -228,7 +232,9 @@ fn waiting_for(world: &World, now: &RolloutStatus, figures: bool) -> Option<Stri
     let causes = waits::causes(world, now);
     let moves = |pod: &&CountedPod| !causes.iter().any(|cause| cause.pods.contains(&pod.name));
     let stands = |pod: &CountedPod| match (agents::lacks(world, pod, now), pod.report) {
-        _ if judges_answer && !pod.ready => format!("{} is not ready and not waited for", pod.name),
+        _ if judges_answer && !pod.ready && !hold::is_in_turn(now, pod) => {
+            format!("{} is not ready and not waited for", pod.name)
+        }
         (Some(lacks), _) => lacks,
         (None, Some(_)) => match candidate_report(pod, now) {
             Some(candidate) => format!("{} is {}{}", pod.name, candidate.phase.as_str(), figure(candidate)),

@@ -387,6 +387,32 @@ fn a_smaller_model_and_less_memory_in_one_edit_leave_the_old_pods_behind() {
     assert_eq!(step(&old, &new, true), None);
 }
 
+/// Pods look for what they wait for now and then: the deadline must not come before they have seen it.
+#[test]
+fn what_pods_waited_for_gives_them_their_time_from_when_it_comes() {
+    let mut user = User { prompts: None, ..User::new() };
+    let mut cluster = Cluster { state: RolloutState::default(), stamped: Vec::new(), now: 0, pods: 1 };
+    let version = user.spec().wanted.name;
+    let waits = |report: &mut ReplicaStatus| {
+        let waiting = refused(&version, GateName::Prompts, "ConfigMap golden is not there");
+        report.candidate = Some(CandidateStatus { phase: CandidatePhase::Testing, gates: Vec::new(), ..waiting });
+    };
+    cluster.step(&user, waits, false);
+    cluster.now += 60;
+    cluster.step(&user, waits, false);
+    let deadline = |cluster: &Cluster| cluster.state.rollout.as_ref().unwrap().deadline.0;
+    let first = deadline(&cluster);
+    cluster.now += 800;
+    user.prompts = Some(1);
+    assert_eq!(cluster.step(&user, waits, false), None);
+    assert_eq!(deadline(&cluster), first + jiff::SignedDuration::from_secs(801));
+    cluster.now += 890;
+    assert_eq!(cluster.step(&user, waits, false), None, "a pod may see it now");
+    cluster.now += 100;
+    let ended = cluster.step(&user, waits, false);
+    assert!(matches!(ended, Some(Transition::Rejected { gate: GateName::Deadline, .. })), "{ended:?} {:?}", cluster.state);
+}
+
 /// Prompts or a token that are renewed faster than pods prepare.
 #[test]
 fn what_changes_faster_than_pods_prepare_begins_so_many_attempts_and_no_more() {

@@ -62,6 +62,13 @@ fn figures(world: &World, now: &RolloutStatus) -> Vec<PodProgress> {
     world.judges().map(|pod| PodProgress { pod: pod.name.to_owned(), figure: figure(pod, now) }).collect()
 }
 
+/// Counts as progress that something came which pods waited for.
+pub(super) fn begin_anew(world: &World, rollout: &mut RolloutStatus) {
+    if let Some(progress) = &mut rollout.progress {
+        progress.at.0 = world.now;
+    }
+}
+
 /// Sets the deadline of Prepare: `time` after a pod made progress last, `PROGRESS_DEADLINES_MAX` times that in all and
 /// once more for each pod that comes for an older one. A deadline that the user moves holds at once.
 pub(super) fn count(world: &World, rollout: &mut RolloutStatus, time: Duration) {

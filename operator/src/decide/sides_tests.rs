@@ -121,7 +121,8 @@ fn pods_that_do_not_come_are_waited_for_no_longer_than_the_deadline() {
     assert_eq!(scene.step(), None, "who asks for it waits for nodes to come");
     assert_eq!(scene.plan().wake_at, Some(scene.rollout().deadline.0), "and no event is needed to end it");
     scene.now += 900;
-    assert!(matches!(scene.step(), Some(Transition::Rejected { gate: GateName::Deadline, .. })));
+    let Some(Transition::Rejected { gate: GateName::Deadline, message, .. }) = scene.step() else { panic!() };
+    assert!(message.contains("pod green-a finds no node: no GPU; correct that"), "{message}");
     assert_eq!((scene.state.active.as_ref(), scene.state.rollout.as_ref()), (Some(&name(1)), None));
 }
 
