@@ -27,6 +27,10 @@ pub const MAX_ARRAY_ELEMENTS: u64 = 16 * 1024 * 1024;
 pub const MAX_VOCABULARY: u64 = 2 * 1024 * 1024;
 /// Bytes of one token's text.
 pub const MAX_TOKEN_BYTES: u64 = 65_536;
+/// Bytes of the text of one control token, which is looked for in all that is said. Those of real models have less than 40.
+pub const MAX_CONTROL_TOKEN_BYTES: u64 = 256;
+/// Bytes of the texts of all control tokens together. Those of real models come to 100 KiB.
+pub const MAX_ALL_CONTROL_TOKEN_BYTES: u64 = 512 * 1024;
 /// Merges of a tokenizer. The largest known have about 500,000.
 pub const MAX_MERGES: u64 = 4 * 1024 * 1024;
 /// Bytes of one merge, which names two tokens.

@@ -27,6 +27,9 @@ pub(crate) const CHARS_KEY: &str = "tokenizer.ggml.precompiled_charsmap";
 
 /// llama.cpp's number for tokens that stand for a byte, and the largest number for any kind.
 const BYTE_TYPE: i32 = 6;
+/// The types of tokens that are never text.
+const UNKNOWN_TYPE: i32 = 2;
+const CONTROL_TYPE: i32 = 3;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -35,6 +38,10 @@ pub(crate) struct Scan {
     pub(crate) tokens: Vec<u64>,
     /// and sorted.
     sorted_tokens: Vec<u64>,
+    /// Bytes of their texts,
+    token_bytes: Vec<u32>,
+    /// and those whose type says that they are control tokens, or unknown, in order.
+    control: Vec<u32>,
     /// Tokens with a text such as `<0x0A>`, and those whose type says that they are bytes, both in order.
     bytes_by_text: Vec<u32>,
     bytes_by_type: Vec<u32>,
@@ -61,6 +68,11 @@ fn indices(count: u64) -> std::ops::Range<u32> {
 }
 
 impl Scan {
+    /// Control tokens with the bytes of their texts.
+    pub(crate) fn control_tokens(&self) -> impl Iterator<Item = (u32, u64)> {
+        self.control.iter().filter_map(|&token| Some((token, u64::from(*self.token_bytes.get(token as usize)?))))
+    }
+
     /// Passes over an array's `length` elements, if it is one of the tokenizer's. False: it is for others.
     pub(crate) fn array<R: Read>(
         &mut self,
@@ -107,6 +119,7 @@ impl Scan {
             let hash = if token.is_empty() { hash_of(format!("[EMPTY_{index}]").as_bytes()) } else { hash_of(&token) };
             hashes.push((hash, index));
             self.tokens.push(hash);
+            self.token_bytes.push(token.len().try_into().unwrap_or(u32::MAX));
             if is_byte_text(&token) {
                 self.bytes_by_text.push(index);
             }
@@ -123,6 +136,7 @@ impl Scan {
         for index in indices(count) {
             match i32::from_le_bytes(source.bytes("the tokens' types")?) {
                 BYTE_TYPE => self.bytes_by_type.push(index),
+                UNKNOWN_TYPE | CONTROL_TYPE => self.control.push(index),
                 0..BYTE_TYPE => {}
                 found => _ = self.wrong_type.get_or_insert((index, found)),
             }

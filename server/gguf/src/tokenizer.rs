@@ -5,6 +5,7 @@
 
 use crate::error::{Defect, Result, malformed, printable};
 use crate::finding::{Code, Finding, Log};
+use crate::limits::{MAX_ALL_CONTROL_TOKEN_BYTES, MAX_CONTROL_TOKEN_BYTES};
 use crate::scan::{CHARS_KEY, MERGES_KEY, SCORES_KEY, Scan, TOKENS_KEY, TYPES_KEY};
 use crate::value::{Entry, Metadata, Value, ValueType};
 
@@ -300,6 +301,16 @@ impl Contents<'_> {
     fn tokens(&self, log: &mut Log) {
         if let Some((token, found)) = self.scan.wrong_type {
             log.defect(self.at(TYPES_KEY), Defect::UnknownTokenType { token, found });
+        }
+        if let Some((token, length)) = self.scan.control_tokens().find(|(_, length)| *length > MAX_CONTROL_TOKEN_BYTES)
+        {
+            let key = format!("{TOKENS_KEY}[{token}], a control token");
+            log.defect(self.at(TOKENS_KEY), Defect::StringTooLong { key, length, limit: MAX_CONTROL_TOKEN_BYTES });
+        }
+        let length = self.scan.control_tokens().map(|(_, length)| length).sum();
+        if length > MAX_ALL_CONTROL_TOKEN_BYTES {
+            let key = format!("{TOKENS_KEY}, all control tokens");
+            log.defect(self.at(TOKENS_KEY), Defect::StringTooLong { key, length, limit: MAX_ALL_CONTROL_TOKEN_BYTES });
         }
         if let Some(token) = self.scan.wrong_score {
             log.defect(self.at(SCORES_KEY), Defect::WrongScore { token });

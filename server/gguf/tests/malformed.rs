@@ -164,6 +164,7 @@ fn hyperparameters_that_are_absent_wrong_or_at_odds_are_refused() {
         "negative epsilon": |f| f.put("llama.attention.layer_norm_rms_epsilon", ty::F32, (-1e-5_f32).to_le_bytes().into()) => Defect::WrongFraction { .. }, "epsilon";
         "epsilon no number": |f| f.put("llama.attention.layer_norm_rms_epsilon", ty::F32, f32::NAN.to_le_bytes().into()) => Defect::WrongFraction { .. }, "NaN";
         "rope factor next to nothing": |f| f.put("llama.rope.scaling.factor", ty::F32, 1e-38_f32.to_le_bytes().into()) => Defect::WrongFraction { .. }, "scaling.factor";
+        "rope base next to nothing": |f| f.put("llama.rope.freq_base", ty::F32, 1e-38_f32.to_le_bytes().into()) => Defect::WrongFraction { .. }, "freq_base";
         "rope base a u32": |f| f.number("llama.rope.freq_base", 10_000) => Defect::WrongKeyType { .. }, "freq_base";
         "switch a u8": |f| f.put("tokenizer.ggml.add_bos_token", ty::U8, vec![0]) => Defect::WrongKeyType { .. }, "add_bos_token";
         "special token an i32": |f| f.put("tokenizer.ggml.eos_token_id", ty::I32, vec![0; 4]) => Defect::WrongKeyType { .. }, "eos_token_id";
@@ -206,6 +207,7 @@ fn tokenizers_that_contradict_themselves_are_refused() {
         "end of turn beyond": |f| f.number("tokenizer.ggml.eot_token_id", 99) => Defect::TokenBeyondVocabulary { .. }, "eot_token_id";
         "filler a text": |f| f.text("tokenizer.ggml.fim_pre_token_id", "x") => Defect::WrongKeyType { .. }, "fim_pre";
         "type 7": |f| f.put("tokenizer.ggml.token_type", ty::ARRAY, types(&[1, 7])) => Defect::UnknownTokenType { token: 1, found: 7 }, "token 1";
+        "long control token": |f| { f.put("tokenizer.ggml.tokens", ty::ARRAY, strings((0..40).map(|token| "t".repeat(if token == 1 { 300 } else { token + 1 })))); f.put("tokenizer.ggml.token_type", ty::ARRAY, types(&[1, 3])); } => Defect::StringTooLong { length: 300, .. }, "tokens[1], a control token";
         "type -1": |f| f.put("tokenizer.ggml.token_type", ty::ARRAY, types(&[-1])) => Defect::UnknownTokenType { found: -1, .. }, "-1";
         "a byte that is none": |f| f.put("tokenizer.ggml.token_type", ty::ARRAY, types(&[1, 1, 6])) => Defect::NoByteToken { token: 2 }, "token 2";
         "bytes in BERT": |f| { bert(f); f.number("tokenizer.ggml.bos_token_id", 1); f.number("tokenizer.ggml.seperator_token_id", 2); f.put("tokenizer.ggml.token_type", ty::ARRAY, types(&[6])); } => Defect::NoByteToken { token: 0 }, "aborts";

@@ -10,7 +10,7 @@ pub const RUN_STACK_BYTES_PER_CHAR: usize = 512;
 /// stack of the length that it needs, whose memory is given back with it.
 pub const SHORT_RUN_CHARS: usize = 1024;
 /// What runs of digits and of spaces may cost in a text whose pre-tokeniser takes quadratic time for them (SuperBPE's and
-/// DeepSeek-LLM's): the sum of their squared lengths, each step of some 60 ns. A single run may have 4,096 characters.
+/// DeepSeek-LLM's, and Jais 2's with its many lengths of spaces): the sum of their squared lengths, each step of some 60 ns. A single run may have 4,096 characters.
 pub const MAX_RUN_WORK: u64 = 16 * 1024 * 1024;
 /// The most values of JSON in the arguments of a chat's calls and in what its tools returned, together: each takes some hundred
 /// bytes where it is gone through, and may be two in the text.

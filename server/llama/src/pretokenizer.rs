@@ -73,7 +73,7 @@ const FLAT: &[&str] = &[
 /// Pre-tokenisers of which one match may go on past the end of a word, up to the end of the line.
 const LINES: &[&str] = &["bloom", "exaone-moe", "gpt3-finnish", "poro-chat", "viking", "whitespace"];
 /// Pre-tokenisers that look from each character of a run of digits, or of spaces, to its end.
-const QUADRATIC: &[&str] = &["deepseek-llm", "superbpe"];
+const QUADRATIC: &[&str] = &["deepseek-llm", "jais-2", "superbpe"];
 /// What a match may have beside its runs: a character before it, an apostrophe's ending after it.
 const AROUND_CHARS: usize = 16;
 

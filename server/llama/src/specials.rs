@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::ffi::CStr;
 use std::ops::Range;
 
-use aho_corasick::{AhoCorasick, AhoCorasickBuilder};
+use aho_corasick::{AhoCorasick, AhoCorasickBuilder, AhoCorasickKind};
 use llama_cpp_sys_2 as sys;
 
 use crate::model::{Model, Token};
@@ -98,7 +98,7 @@ impl Specials {
 
     pub(crate) fn new(mut list: Vec<Special>) -> Self {
         list.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
-        let finder = AhoCorasickBuilder::new().ascii_case_insensitive(true).build(list.iter().map(|s| &s.text)).ok();
+        let finder = finder_of(list.iter().map(|s| &s.text));
         let mut forwards: Vec<Vec<u8>> = list.iter().map(|s| s.text.to_ascii_lowercase().into_bytes()).collect();
         let mut backwards: Vec<Vec<u8>> = forwards.iter().map(|text| text.iter().rev().copied().collect()).collect();
         let joined = list.iter().map(|s| s.text.to_ascii_lowercase()).collect::<Vec<_>>().join("\0");
@@ -117,7 +117,7 @@ impl Specials {
             .map(str::to_ascii_lowercase)
             .filter(|name| !matches!(name.trim_start_matches('/'), "" | SWITCH))
             .collect();
-        let names = AhoCorasickBuilder::new().ascii_case_insensitive(true).build(names).ok();
+        let names = finder_of(names);
         let stand_in =
             STAND_INS.into_iter().chain(OTHER_STAND_INS).find(is_free).unwrap_or(char::REPLACEMENT_CHARACTER);
         Self { list, by_token, finder, names, forwards, backwards, joined, longest_bytes, signs, stand_in }
@@ -213,6 +213,13 @@ fn begins_one(sorted: &[Vec<u8>], with: &[u8]) -> bool {
 
 fn tail(bytes: &[u8], len: usize) -> &[u8] {
     &bytes[bytes.len().saturating_sub(len)..]
+}
+
+/// Finds texts, whatever the case of their letters. An automaton without tables of all bytes: of long texts those take as many
+/// hundred times their memory, and time that grows with the square of their length.
+fn finder_of<T: AsRef<[u8]>>(texts: impl IntoIterator<Item = T>) -> Option<AhoCorasick> {
+    let mut builder = AhoCorasickBuilder::new();
+    builder.ascii_case_insensitive(true).kind(Some(AhoCorasickKind::ContiguousNFA)).build(texts).ok()
 }
 
 fn special(model: &Model, token: Token, templates: &[&str]) -> Option<Special> {
