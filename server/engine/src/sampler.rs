@@ -44,12 +44,15 @@ const MAX_TRIVIAL_CANDIDATES: usize = 256;
 /// Why no token was chosen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SampleError {
-    /// No logit is a number, or all tokens with one are banned.
-    #[error("the model computed no finite logits for tokens that are allowed")]
+    /// No logit is a number.
+    #[error("the model computed no finite logits")]
     NothingToChoose,
     /// The form allows nothing but tokens that the parameter of this name bans.
     #[error("{0}: leaves no token that the form of the answer allows next; ask for less there, or loosen the form")]
     Banned(&'static str),
+    /// No token of the vocabulary is of the form, which the parameter of this name asks for.
+    #[error("{0}: no token of the model's vocabulary goes on with an answer of this form; loosen it")]
+    DeadEnd(String),
     /// The grammar cannot be followed any further.
     #[error("{0}")]
     Constraint(#[from] ConstraintError),
@@ -61,6 +64,7 @@ impl SampleError {
         match self {
             Self::NothingToChoose => RequestError::Internal(self.to_string()),
             Self::Banned(param) => RequestError::invalid(param, "nothing_allowed", self.to_string()),
+            Self::DeadEnd(ref param) => RequestError::invalid(param, "nothing_allowed", self.to_string()),
             Self::Constraint(error) => error.into_request_error(),
         }
     }
@@ -96,6 +100,8 @@ pub(crate) struct Sampler {
     penalties: Option<Penalties>,
     dry: Option<Dry>,
     binding: Option<Binding>,
+    /// What the client calls the form of the answer.
+    form_param: String,
     end_tokens: Vec<Token>,
     /// Before so many tokens are accepted, none of `stop_tokens` and `end_tokens` is chosen.
     min_tokens: u64,
@@ -115,6 +121,11 @@ enum Draw {
     Xtc,
     TokenUnderGrammar,
     XtcUnderGrammar,
+}
+
+/// Whether the model computed anything to choose from.
+fn has_finite(logits: &[f32]) -> bool {
+    Row::new(logits, &[]).argmax().is_some()
 }
 
 impl Sampler {
@@ -142,6 +153,7 @@ impl Sampler {
             penalties: Penalties::new(params, prompt),
             dry: Dry::new(&params.dry, setup.breakers, prompt),
             binding: setup.binding,
+            form_param: if params.constraint.is_some() { params.constraint_param.clone() } else { "tools".to_owned() },
             end_tokens: setup.end_tokens,
             min_tokens: params.min_tokens.into(),
             stop_tokens: params.stop_tokens.clone(),
@@ -172,7 +184,10 @@ impl Sampler {
     /// When there is nothing to choose from.
     pub(crate) fn sample(&mut self, logits: &[f32]) -> Result<Sampled, SampleError> {
         let token = match self.binding.take() {
-            None => self.choose(logits, Draw::Token, Draw::Xtc).ok_or(SampleError::NothingToChoose)?,
+            None => {
+                let chosen = self.choose(logits, Draw::Token, Draw::Xtc);
+                chosen.ok_or_else(|| self.nothing_left(logits))?
+            }
             Some(mut binding) => {
                 let chosen = self.choose_bound(&mut binding, logits);
                 self.binding = Some(binding);
@@ -222,11 +237,20 @@ impl Sampler {
         }
         // Where the text is complete and cannot go on, its end comes even if end tokens are banned.
         let end = || self.end_tokens.first().copied().filter(|_| binding.is_complete());
-        chosen.or_else(end).ok_or(match is_banned {
+        chosen.or_else(end).ok_or_else(|| match is_banned {
+            true => self.nothing_left(logits),
+            false if has_finite(logits) => SampleError::DeadEnd(self.form_param.clone()),
+            false => SampleError::NothingToChoose,
+        })
+    }
+
+    /// Why nothing is left of a row that has a token of the form, if there is one.
+    fn nothing_left(&self, logits: &[f32]) -> SampleError {
+        match has_finite(logits) {
             true if self.accepted < self.min_tokens => SampleError::Banned("min_tokens"),
             true => SampleError::Banned("logit_bias"),
             false => SampleError::NothingToChoose,
-        })
+        }
     }
 
     fn choose(&mut self, logits: &[f32], draw: Draw, xtc: Draw) -> Option<Token> {

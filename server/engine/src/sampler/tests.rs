@@ -259,7 +259,7 @@ fn ties_go_to_the_lower_id_and_nan_is_never_chosen() {
     assert_eq!(token(&greedy, &[f32::NAN, f32::NEG_INFINITY]), Err(SampleError::NothingToChoose));
     assert_eq!(token(&GenerationParams { top_k: 1, ..seeded(1) }, &[3.0, f32::NAN, 3.0]), Ok(0));
     for params in [banning(&[0, 1]), GenerationParams { temperature: 1.0, ..banning(&[0, 1]) }] {
-        assert_eq!(token(&params, &[3.0, 2.0]), Err(SampleError::NothingToChoose));
+        assert_eq!(token(&params, &[3.0, 2.0]), Err(SampleError::Banned("logit_bias")));
         assert_eq!(token(&params, &[]), Err(SampleError::NothingToChoose));
     }
 }
@@ -381,6 +381,16 @@ fn bans_that_leave_nothing_of_a_grammar_are_told_as_the_requests_own_fault() {
         let RequestError::InvalidRequest { param: named, .. } = error.into_request_error() else { panic!("{param}") };
         assert_eq!(named.as_deref(), Some(param));
     }
+    // A form that no token of the vocabulary is of: it has none for this character.
+    let constraint = Some(params::Constraint::Gbnf(String::from("root ::= [\\x00]")));
+    let form = GenerationParams { constraint, constraint_param: "grammar".to_owned(), ..GenerationParams::greedy(9) };
+    let setup = compile(&ScriptedVocabulary, &Grammars::default(), &form).unwrap();
+    let error = Sampler::new(&form, &[], setup).sample(&[1.0; 48]).unwrap_err();
+    assert_eq!(error, SampleError::DeadEnd("grammar".to_owned()));
+    let RequestError::InvalidRequest { param, .. } = error.into_request_error() else {
+        panic!("it is a fault of ours")
+    };
+    assert_eq!(param.as_deref(), Some("grammar"));
     // What the model did not compute is not the request's fault.
     let setup = compile(&ScriptedVocabulary, &Grammars::default(), &base).unwrap();
     let error = Sampler::new(&base, &[], setup).sample(&[f32::NAN; 48]).unwrap_err();
