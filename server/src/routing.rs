@@ -29,6 +29,7 @@ pub struct Router {
     swaps: AtomicU64,
     stands_by: AtomicBool,
     yields: AtomicBool,
+    is_ending: AtomicBool,
     state: watch::Sender<Option<ModelState>>,
     hold: Arc<Hold>,
 }
@@ -42,6 +43,7 @@ impl Router {
             swaps: AtomicU64::new(0),
             stands_by: AtomicBool::new(false),
             yields: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
             state: watch::Sender::new(None),
             hold: Arc::default(),
         })
@@ -103,6 +105,17 @@ impl Router {
     #[must_use]
     pub fn yields(&self) -> bool {
         self.yields.load(Ordering::Relaxed) && self.hold.is_switching()
+    }
+
+    /// Says that the process is about to end, and only lets requests end that it has.
+    pub fn end(&self) {
+        self.is_ending.store(true, Ordering::Release);
+    }
+
+    /// Whether the process is about to end.
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Acquire)
     }
 
     /// Says where the agent is with the model that it answers with.

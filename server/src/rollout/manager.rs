@@ -17,8 +17,8 @@ use crate::gates::drift::{self, Reference};
 use crate::gates::limits::RESTORE_PATIENCE;
 use crate::gates::{Board, Gates, Job, Loaded, Outcome, Refusal, Report};
 use crate::routing::{Router, Routing};
-use crate::version::Scheduling;
 use crate::version::signals::{Figures, SignalLimits};
+use crate::version::{Scheduling, Version};
 
 /// How often the figures of a version that is watched are looked at.
 const SIGNALS_PERIOD: Duration = Duration::from_millis(500);
@@ -37,11 +37,15 @@ pub struct Manager {
     router: Arc<Router>,
     gates: Arc<Gates>,
     assigned: watch::Receiver<Option<Arc<Assignment>>>,
+    /// The last of these that is carried out: a pod that ends begins nothing more.
+    in_force: Option<Arc<Assignment>>,
     board: Arc<Board>,
     published: watch::Sender<Published>,
     versions: Versions,
     /// What is loaded of them.
     loaded: BTreeMap<String, Loaded>,
+    /// Those of which requests are let end.
+    retiring: BTreeMap<String, Arc<Version>>,
     /// Calls off their gates.
     cancels: BTreeMap<String, CancellationToken>,
     tasks: JoinSet<Done>,
@@ -98,10 +102,12 @@ impl Manager {
             router,
             gates,
             assigned,
+            in_force: None,
             board: Arc::new(watch::channel(BTreeMap::new()).0),
             published,
             versions: Versions::default(),
             loaded: BTreeMap::new(),
+            retiring: BTreeMap::new(),
             cancels: BTreeMap::new(),
             tasks: JoinSet::new(),
             watch: None,
@@ -109,7 +115,8 @@ impl Manager {
         (manager, seen)
     }
 
-    /// Works until `stop`. The version that answers goes on answering after that, for as long as the router holds it.
+    /// Works until `stop`. The version that answers goes on answering after that, for as long as the router holds it; what is
+    /// answered still by one that it took the place of is told so.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut board = self.board.subscribe();
         loop {
@@ -135,11 +142,18 @@ impl Manager {
         for cancel in self.cancels.values() {
             cancel.cancel();
         }
+        // Without it their streams would break off without a word when the process ends.
+        let retiring = self.retiring.into_values().map(|version| version.retire(Duration::ZERO));
+        futures::future::join_all(retiring).await;
     }
 
     /// Does what there is to do, and publishes what came of it.
     fn settle(&mut self) {
         let assigned = self.assigned.borrow_and_update().clone();
+        if !self.router.is_ending() {
+            self.in_force = assigned;
+        }
+        let assigned = self.in_force.clone();
         for (name, loaded) in &self.loaded {
             self.versions.observe(name, loaded.version.health().borrow().clone());
         }
@@ -250,6 +264,9 @@ impl Manager {
                 let loaded = self.loaded.remove(&version);
                 let drain = settings.drain_timeout;
                 let gives_way = self.versions.route().is_held();
+                if let Some(loaded) = &loaded {
+                    self.retiring.insert(version.clone(), Arc::clone(&loaded.version));
+                }
                 self.tasks.spawn(async move {
                     match loaded {
                         Some(loaded) if gives_way => loaded.version.give_way(drain).await,
@@ -346,6 +363,7 @@ impl Manager {
         match done {
             Done::Gates { version, outcome } => self.on_outcome(&version, outcome),
             Done::Retired { version } => {
+                self.retiring.remove(&version);
                 self.note(|versions, lines| versions.retired(&version, lines));
             }
             Done::Health { ended: true, .. } | Done::Other => {}
