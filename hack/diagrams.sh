@@ -32,6 +32,7 @@ measure() {
   local model commit
   model=$(hack/models.sh --path smollm2)
   commit=$(git rev-parse --short HEAD)
+  [[ -d $backends ]] || backend_args=() # as it comes: what is built in
   [[ -z $(git status --porcelain -- server crds Cargo.lock) ]] || commit+=" and changes"
   COMMIT=$commit node $sources/measure.js "${GANTRY_SERVER:-target/release/gantry-server}" "${GANTRY_MODEL:-$model}" "${backend_args[@]}" >"$cache/run.json"
   { echo "// Written by make diagrams from one run: do not edit."

@@ -289,45 +289,39 @@ async function main() {
   for await (const part of createReadStream(model)) hash.update(part);
   const run = { date: new Date().toISOString().slice(0, 16).replace("T", " ") + " UTC" };
   const say = (what) => process.stderr.write(`    ${what}\n`);
-  let server;
-  try {
-    server = await Server.start(CROWD.parallel, "--max-queue", `${CROWD.queue}`);
-    const version = (await (await fetch(`${server.url}/metrics`)).text()).match(/^gantry_build_info\{.*version="([^"]*)"/m)?.[1];
-    const threads = (await server.counters()).get("gantry_worker_threads");
-    run.server = { version, commit: process.env.COMMIT, threads, flags: server.flags.map((flag) => (flag.includes("/") ? path.basename(flag) : flag)) };
-    await ask(server, { prompt: "Hello!", tokens: 8 }); // the first one brings in what later ones find there
-    const timeline = {};
-    const single = async (what) => {
-      const waiting = new Waiting(server), told = await ask(server, what), waitedShare = waiting.share();
-      return { ...(await shown(server, told)), waitedShare };
-    };
-    // Both or none: what is measured again must be new again.
-    const { alone, again } = await undisturbed(async () => {
-      const prompt = longPrompt(), alone = await single({ prompt, tokens: 48 }), again = await single({ prompt, tokens: 48 });
-      return { alone, again, waitedShare: Math.max(alone.waitedShare, again.waitedShare) };
-    });
-    Object.assign(timeline, { alone, again });
-    say(`first text after ${alone.pieces[0]} ms, and again after ${again.pieces[0]} ms`);
-    timeline.leaves = await undisturbed(() => single({ prompt: shortPrompt(), tokens: 200, leaveAfter: 16 }));
-    run.crowd = await undisturbed(() => crowd(server));
-    say(`crowd: ${run.crowd.steps.length} steps with text, ${run.crowd.counted.steps} in all, ${run.crowd.requests.filter(({ status }) => status === 429).length} refused`);
-    await server.stop();
-    run.timeline = timeline;
+  let server = await Server.start(CROWD.parallel, "--max-queue", `${CROWD.queue}`);
+  const version = (await (await fetch(`${server.url}/metrics`)).text()).match(/^gantry_build_info\{.*version="([^"]*)"/m)?.[1];
+  const threads = (await server.counters()).get("gantry_worker_threads");
+  run.server = { version, commit: process.env.COMMIT, threads, flags: server.flags.map((flag) => (flag.includes("/") ? path.basename(flag) : flag)) };
+  await ask(server, { prompt: "Hello!", tokens: 8 }); // the first one brings in what later ones find there
+  const timeline = {};
+  const single = async (what) => {
+    const waiting = new Waiting(server), told = await ask(server, what), waitedShare = waiting.share();
+    return { ...(await shown(server, told)), waitedShare };
+  };
+  // Both or none: what is measured again must be new again.
+  const { alone, again } = await undisturbed(async () => {
+    const prompt = longPrompt(), alone = await single({ prompt, tokens: 48 }), again = await single({ prompt, tokens: 48 });
+    return { alone, again, waitedShare: Math.max(alone.waitedShare, again.waitedShare) };
+  });
+  Object.assign(timeline, { alone, again });
+  say(`first text after ${alone.pieces[0]} ms, and again after ${again.pieces[0]} ms`);
+  timeline.leaves = await undisturbed(() => single({ prompt: shortPrompt(), tokens: 200, leaveAfter: 16 }));
+  run.crowd = await undisturbed(() => crowd(server));
+  say(`crowd: ${run.crowd.steps.length} steps with text, ${run.crowd.counted.steps} in all, ${run.crowd.requests.filter(({ status }) => status === 429).length} refused`);
+  await server.stop();
+  run.timeline = timeline;
 
-    server = await Server.start(CONCURRENCY.at(-1));
-    await ask(server, { prompt: "Hello!", tokens: 8 });
-    run.sweep = { parallel: CONCURRENCY.at(-1), contextTokens: CONTEXT_TOKENS, levelMs: LEVEL_MS, levelTokens: LEVEL_TOKENS, levels: [] };
-    for (const streams of CONCURRENCY) {
-      const one = await undisturbed(() => level(server, streams));
-      run.sweep.levels.push(one);
-      say(`${streams} streams: ${one.tokensPerSecond} tokens/s, ${one.rowsPerStep} rows a step, waited ${Math.round(100 * one.waitedShare)} % of the time`);
-    }
-    run.sweep.flags = server.flags.map((flag) => (flag.includes("/") ? path.basename(flag) : flag));
-    await server.stop();
-  } catch (error) {
-    process.stderr.write(`error: ${error.message}\n`);
-    process.exit(1);
+  server = await Server.start(CONCURRENCY.at(-1));
+  await ask(server, { prompt: "Hello!", tokens: 8 });
+  run.sweep = { parallel: CONCURRENCY.at(-1), contextTokens: CONTEXT_TOKENS, levelMs: LEVEL_MS, levelTokens: LEVEL_TOKENS, levels: [] };
+  for (const streams of CONCURRENCY) {
+    const one = await undisturbed(() => level(server, streams));
+    run.sweep.levels.push(one);
+    say(`${streams} streams: ${one.tokensPerSecond} tokens/s, ${one.rowsPerStep} rows a step, waited ${Math.round(100 * one.waitedShare)} % of the time`);
   }
+  run.sweep.flags = server.flags.map((flag) => (flag.includes("/") ? path.basename(flag) : flag));
+  await server.stop();
   const [cpu] = os.cpus();
   say(`${tries - CONCURRENCY.length - 3} measurements were disturbed, and made again`);
   run.machine = { processor: cpu.model.trim(), cores: os.cpus().length, memoryGiB: Math.round(os.totalmem() / 2 ** 30), client: `Node ${process.version} on the same machine` };
@@ -336,4 +330,7 @@ async function main() {
 }
 
 for (const signal of ["SIGINT", "SIGTERM"]) process.on(signal, () => process.exit(130));
-await main();
+await main().catch((error) => {
+  process.stderr.write(`error: ${error.message}\n`);
+  process.exit(1);
+});
