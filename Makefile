@@ -44,7 +44,7 @@ cuda: ## Build the CUDA backend for the server's image, without a GPU; CUDA_ARCH
 	@hack/cuda.sh
 
 fmt: ## Format the Rust and Go sources
-	@cargo fmt --all && gofmt -w e2e/cluster
+	@cargo fmt --all && gofmt -w e2e/cluster e2e/health
 
 bench: ## Measure gantry-server against llama.cpp's llama-server; LOAD="name ..." runs some of the loads, QUICK=1 tries it
 	@hack/bench.sh
