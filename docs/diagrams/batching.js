@@ -18,6 +18,7 @@
       return { of, empty: crowd.parallel - of.length };
     });
   });
+  const silent = crowd.counted.steps - crowd.steps.length;
   let mode = "continuous", step = 0, passed = 0;
   const shown = () => (mode === "continuous" ? continuous : fixed);
   const most = Math.max(continuous.length, fixed.length); // both on one axis: the shorter one is the faster one
@@ -53,7 +54,7 @@
     const all = shown(), rows = d3.sum(all, ({ of }) => of.length), places = all.length * crowd.parallel;
     d3.select("#steps-note").text(mode === "continuous"
       ? `The answers of the crowd on ${crowd.parallel} sequences: a cell is text that came to its client, a column what came together, within ${crowd.stepGapMs} ms, and so of one step. `
-        + `The engine counted ${number(crowd.counted.steps)} steps with ${number(crowd.counted.rows)} rows; those that only computed parts of prompts brought no text.`
+        + `The engine counted ${number(crowd.counted.steps)} steps with ${number(crowd.counted.rows)} rows for tokens${silent ? `; ${number(silent)} of them only computed parts of prompts, and brought no text` : ""}.`
       : `Not measured: the same answers with the same lengths, put into batches of ${crowd.parallel} in their order, each held until its longest answer ends. Prompts are left out.`);
     figures("#step-figures", [
       [mode === "static" ? "Steps" : "Steps with text", number(all.length)], ["Tokens a step, mean", number(rows / all.length, 2), `of ${crowd.parallel}`],

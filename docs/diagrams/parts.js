@@ -129,7 +129,7 @@ const GANTRY_PARTS = (() => {
       { hops: [["scheduler", "llama"], ["llama", "text"], ["text", "output"], ["output", "client"]], train: true, say: "A token a step, until the last", took: (run) => `${number(one(run).engine.generated)} tokens, ${ms(one(run).engine.decodeMs)}` },
     ] };
   const change = { id: "change", title: "A change of model", name: "A validated change of model", colour: "tokenize",
-    note: "The order of things, in each pod and beside the requests that go on; without times, since those are the model's and the network's.",
+    note: "The order of things with InPlaceSwap, in each pod and beside the requests that go on; without times, since those are the model's and the network's.",
     steps: [
       { hops: [["user", "apiserver"]], say: "spec.model is edited" },
       { hops: [["apiserver", "operator"]], say: "The operator stamps a ModelVersion" },

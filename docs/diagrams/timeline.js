@@ -99,7 +99,7 @@
 
   // The crowd: a row for each request, from when it was sent.
   drawn("#crowd", (svg, width) => {
-    const left = width < 560 ? 30 : 40, right = width - 8, row = 24, rows = crowd.requests;
+    const left = width < 560 ? 30 : 40, right = width - 8, row = 26, rows = crowd.requests;
     const end = d3.max(rows, (one) => one.sentMs + endOf(one)), x = d3.scaleLinear([0, end * 1.01], [left, right]), bottom = rows.length * row + 6;
     svg.attr("viewBox", `0 0 ${width} ${bottom + 44}`).attr("height", bottom + 44);
     svg.append("g").attr("class", "axis").attr("transform", `translate(0,${bottom})`).call(d3.axisBottom(x).ticks(width < 560 ? 4 : 8).tickSizeOuter(0));

@@ -22,8 +22,8 @@ before(async () => {
 after(() => browser?.close());
 
 // A page, and what was wrong with it: a word on the console, an error, a request for anything but the pages' own files.
-async function opened(name, { viewport = DESK, colorScheme = "light", clock = false, ...more } = {}, use) {
-  const context = await browser.newContext({ viewport, colorScheme, ...more });
+async function opened(name, { viewport = DESK, clock = false, ...more } = {}, use) {
+  const context = await browser.newContext({ viewport, ...more });
   const page = await context.newPage(), wrong = [];
   page.setDefaultTimeout(20_000);
   page.on("console", (message) => wrong.push(`console: ${message.text()}`));
@@ -84,31 +84,32 @@ function contrasts() { // in the page: texts that differ too little from what is
 }
 
 for (const name of NAMES) {
-  for (const colorScheme of ["light", "dark"]) {
-    for (const [where, viewport] of [["desk", DESK], ["phone", PHONE]]) {
-      test(`${name}, ${colorScheme}, on a ${where}: nothing is wrong, nothing leaves, all can be read`, async () => {
-        await opened(name, { viewport, colorScheme, isMobile: where === "phone", hasTouch: where === "phone" }, async (page) => {
-          assert.equal(await page.locator("svg").first().evaluate((svg) => svg.childElementCount > 0), true);
-          for (const summary of await page.locator("summary").all()) await summary.click();
-          const { scroll, width } = await page.evaluate(() => ({ scroll: document.documentElement.scrollWidth, width: document.documentElement.clientWidth }));
-          assert.ok(scroll <= width && width === viewport.width, `${scroll} of ${width} px: the page scrolls sideways`);
+  for (const [where, viewport] of [["desk", DESK], ["phone", PHONE]]) {
+    test(`${name} on a ${where}: nothing is wrong, nothing leaves, all can be read, by day and by night`, async () => {
+      await opened(name, { viewport, isMobile: where === "phone", hasTouch: where === "phone" }, async (page) => {
+        assert.equal(await page.locator("svg").first().evaluate((svg) => svg.childElementCount > 0), true);
+        for (const summary of await page.locator("summary").all()) await summary.click();
+        const { scroll, width } = await page.evaluate(() => ({ scroll: document.documentElement.scrollWidth, width: document.documentElement.clientWidth }));
+        assert.ok(scroll <= width && width === viewport.width, `${scroll} of ${width} px: the page scrolls sideways`);
+        const ground = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+        const bright = (colour) => colour.match(/\d+/g).map(Number).every((part) => part > 128);
+        for (const colorScheme of ["light", "dark"]) {
+          await page.emulateMedia({ colorScheme });
+          assert.equal(bright(await ground()), colorScheme === "light");
           const { looked, found } = await page.evaluate(contrasts);
           assert.ok(looked > 30, `only ${looked} texts`);
-          assert.deepEqual(found.filter(({ ratio, large }) => ratio < (large ? LEAST_CONTRAST_LARGE : LEAST_CONTRAST)), []);
+          assert.deepEqual(found.filter(({ ratio, large }) => ratio < (large ? LEAST_CONTRAST_LARGE : LEAST_CONTRAST)), [], colorScheme);
           assert.deepEqual(found.filter(({ size }) => size < 11), [], "too small to be read");
-          // Light or dark by the system until the switch says otherwise.
-          const ground = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
-          const bright = (colour) => colour.match(/\d+/g).map(Number).every((part) => part > 128);
-          assert.equal(bright(await ground()), colorScheme === "light");
-          for (const theme of ["dark", "light"]) {
-            await choose(page, "theme", theme);
-            assert.equal(bright(await ground()), theme === "light");
-          }
-          await page.reload();
-          assert.equal(bright(await ground()), true, "the switch is forgotten");
-        });
+        }
+        // The switch goes before the system, and is remembered.
+        for (const theme of ["dark", "light"]) {
+          await choose(page, "theme", theme);
+          assert.equal(bright(await ground()), theme === "light");
+        }
+        await page.reload();
+        assert.equal(bright(await ground()), true, "the switch is forgotten");
       });
-    }
+    });
   }
 
   test(`${name}: every control does something`, async () => {
