@@ -42,13 +42,16 @@
     const zone = svg.append("g").selectAll("g").data(zones.filter((one) => one[layout])).join("g");
     zone.append("rect").attr("class", (one) => `zone ${one.inner ? "inner" : ""}`).attr("rx", 14)
       .attr("x", (one) => one[layout][0]).attr("y", (one) => one[layout][1]).attr("width", (one) => one[layout][2]).attr("height", (one) => one[layout][3]);
-    zone.append("text").attr("class", "soft").attr("x", (one) => one[layout][0] + 14).attr("y", (one) => one[layout][1] + 20).text((one) => one.name);
 
     const hops = flows.flatMap((one) => one.steps.flatMap(({ hops }) => hops));
     const key = ([from, to]) => `${from}-${to}`;
     const edges = [...new Map(hops.map((hop) => [key(hop), hop])).values()];
     svg.append("g").selectAll("path").data(edges, key).join("path").attr("class", "edge").attr("id", (hop) => `edge-${key(hop)}`)
       .attr("d", ([from, to]) => path(box(byId.get(from)), box(byId.get(to)), GANTRY_PARTS.bends[layout][`${from}-${to}`]));
+
+    // Above the edges, which may pass behind them.
+    svg.append("g").selectAll("text").data(zones.filter((one) => one[layout])).join("text").attr("class", (one) => `soft label ${one.inner ? "inner" : ""}`)
+      .attr("x", (one) => one[`${layout}Label`]?.[0] ?? one[layout][0] + 14).attr("y", (one) => one[`${layout}Label`]?.[1] ?? one[layout][1] + 20).text((one) => one.name);
 
     const part = svg.append("g").selectAll("g").data(parts).join("g").attr("class", (one) => `part ${one.colour}`).attr("id", (one) => `node-${one.id}`)
       .attr("transform", (one) => `translate(${one[layout][0]},${one[layout][1]})`).attr("aria-label", (one) => one.name);

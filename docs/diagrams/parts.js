@@ -94,7 +94,7 @@ const GANTRY_PARTS = (() => {
   ];
 
   const zones = [
-    { name: "Pod", wide: [154, 12, 1074, 410], narrow: [2, 70, 356, 766] },
+    { name: "Pod", wide: [154, 12, 1074, 410], narrow: [2, 70, 356, 766], narrowLabel: [16, 831] },
     { name: "Front process", inner: true, wide: [168, 44, 574, 358], narrow: [8, 78, 344, 232] },
     { name: "Worker process", inner: true, wide: [768, 44, 444, 222], narrow: [8, 326, 344, 232] },
     { name: "Next worker", inner: true, wide: [768, 286, 158, 116], narrow: [180, 742, 172, 84] },

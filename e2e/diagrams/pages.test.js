@@ -135,7 +135,7 @@ for (const name of NAMES) {
           const atEnd = await control.evaluate((one) => Number(one.value) >= Number(one.max));
           await page.keyboard.press(atEnd ? "PageDown" : "PageUp");
         } else await control.click({ position: await control.evaluate((one) => one.matches("g.row")) ? { x: 8, y: 8 } : undefined });
-        assert.notEqual(await state(page), before, `${label} (${kind}) changes nothing`);
+        assert.ok((await state(page)) !== before, `${label} (${kind}) changes nothing`);
         names.push(label);
       }
       assert.ok(names.length >= 15, `only ${names}`);
@@ -174,7 +174,7 @@ for (const name of NAMES) {
       await page.locator("input[name=theme]:checked").focus();
       const before = await state(page);
       await page.keyboard.press("ArrowRight");
-      assert.notEqual(await state(page), before);
+      assert.ok((await state(page)) !== before, "an arrow key changes nothing");
     });
   });
 }
