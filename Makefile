@@ -14,7 +14,7 @@ ifdef CUDA_ARCHITECTURES
 export CUDA_ARCHITECTURES
 endif
 
-.PHONY: help up down test lint generate images backends cuda fmt bench profile soak restarts
+.PHONY: help up down test lint generate images backends cuda fmt bench profile soak restarts diagrams
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,13 +44,16 @@ cuda: ## Build the CUDA backend for the server's image, without a GPU; CUDA_ARCH
 	@hack/cuda.sh
 
 fmt: ## Format the Rust and Go sources
-	@cargo fmt --all && gofmt -w e2e/cluster
+	@cargo fmt --all && gofmt -w e2e/cluster e2e/health
 
 bench: ## Measure gantry-server against llama.cpp's llama-server; LOAD="name ..." runs some of the loads, QUICK=1 tries it
 	@hack/bench.sh
 
 profile: ## Show in which functions gantry-server spends its time under a load of the benchmark; LOAD=decode-8
 	@hack/profile.sh
+
+diagrams: ## Measure the run that the pages of docs/diagrams show, with a small real model, on this machine
+	@hack/diagrams.sh
 
 soak: ## Ask one server for everything while it is disturbed, and check every answer; SOAK_REQUESTS=20000, SOAK_SEED=number, SOAK_MODEL=smollm2
 	@hack/soak.sh

@@ -79,6 +79,7 @@ missing_packages() { # missing_packages build|cluster|images...: Debian packages
       profile) has perf || echo linux-perf ;;
       python) python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv ;;
       monitoring) has promtool || echo prometheus ;;
+      browser) has chromium || echo chromium ;; # for the test of docs/diagrams
       lint) for pair in shellcheck:shellcheck curl:curl jq:jq; do has "${pair%%:*}" || echo "${pair#*:}"; done ;;
     esac
   done | sort -u

@@ -36,6 +36,7 @@ chart() {
     --set metrics.prometheusRule.enabled=true --set metrics.dashboards.enabled=true
   # The same flags as the cluster's programs have: most of it is compiled.
   (cd e2e/cluster && CGO_ENABLED=0 go test -vet=off -trimpath -tags providerless,netgo ./admission)
+  (cd e2e/health && CGO_ENABLED=0 go test -vet=off -trimpath .)
 }
 
 monitoring() { # each alert fires when it should; what alerts and dashboards ask for is there, and can be asked so
@@ -62,7 +63,7 @@ generated_state() { find crds/yaml charts/gantry/files/crds -type f -print0 2>/d
 
 go_sources() {
   local unformatted
-  unformatted=$(gofmt -l e2e/cluster)
+  unformatted=$(gofmt -l e2e/cluster e2e/health)
   [[ -z $unformatted ]] || die "not formatted, run make fmt: $unformatted"
 }
 

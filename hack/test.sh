@@ -38,6 +38,8 @@ prerequisites() { require_toolchains; require_go; install_packages build images 
 # Always the whole workspace: part of it would resolve other features, and compile the dependencies once more.
 tests() { cargo test --release --locked --workspace "$@" 2>&1 | tee -a "$log"; }
 
+page_tests() { hack/diagrams.sh test 2>&1 | tee -a "$log"; }
+
 e2e_tests() { tests --test cluster -- --ignored --test-threads=1 --nocapture; }
 
 step prerequisites prerequisites
@@ -51,6 +53,7 @@ step "client libraries, for tests" hack/clients.sh
 GANTRY_TEST_CLIENTS=$(hack/clients.sh --path) # likewise
 export GANTRY_TEST_CLIENTS
 step "tests without a cluster" tests
+step "pages of docs/diagrams in a browser" page_tests
 step "cluster: build its binaries" "$cluster" build
 step "cluster: start" "$cluster" up
 [[ -z $(helm list --namespace $system_namespace --filter "^$release\$" --short) ]] || was_installed=true
