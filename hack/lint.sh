@@ -70,7 +70,7 @@ go_sources() {
 # What a request is, how protocols write it, and what an agent decides is for programs without llama.cpp, too.
 without_cpp() {
   local crate tree
-  for crate in gantry-core gantry-rollout gantry-openai gantry-responses gantry-anthropic; do
+  for crate in gantry-core gantry-rollout gantry-openai gantry-responses gantry-anthropic gantry-generate; do
     tree=$(cargo tree --locked --package "$crate" --edges normal,build --prefix none)
     ! grep -q '^llama-cpp-sys-2 ' <<<"$tree" ||
       die "$crate depends on llama-cpp-sys-2: cargo tree --package $crate --edges normal,build --invert llama-cpp-sys-2 says by what"

@@ -46,7 +46,7 @@ pub enum Route {
     Responses,
     /// `/v1/messages`.
     Messages,
-    /// `/v1/embeddings`.
+    /// `/v1/embeddings` and `/embeddings`.
     Embeddings,
     /// `/v1/rerank`.
     Rerank,
@@ -54,6 +54,10 @@ pub enum Route {
     Score,
     /// `/infill`.
     Infill,
+    /// `/generate`.
+    Generate,
+    /// `/chat`.
+    GenerateChat,
     /// `/tokenize`, `/detokenize`, `/apply-template` and `/v1/messages/count_tokens`.
     Tokenizer,
     /// `/v1/models` and below.
@@ -114,6 +118,8 @@ impl Route {
             Self::Rerank => "rerank",
             Self::Score => "score",
             Self::Infill => "infill",
+            Self::Generate => "generate",
+            Self::GenerateChat => "chat",
             Self::Tokenizer => "tokenizer",
             Self::Models => "models",
             Self::Other => "other",

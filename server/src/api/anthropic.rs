@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
-use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderName, header};
-use axum::middleware::Next;
+use axum::extract::{Request, State};
+use axum::http::HeaderName;
 use axum::response::Response;
 use gantry_anthropic::{decode_count_tokens, decode_messages, error_body};
+use gantry_core::ApiError;
 
-use super::errors::{Failure, Told};
+use super::errors::Failure;
 use super::middleware::RequestIdentity;
-use super::routes::{self, Protocol};
+use super::shape::set_body;
 use super::{App, executor};
 use crate::metrics::Route;
 
@@ -29,27 +28,18 @@ pub(super) async fn count_tokens(State(app): State<Arc<App>>, request: Request) 
     executor::prompt(&app, Route::Tokenizer, request, decode_count_tokens).await
 }
 
-/// Has answers at this protocol's addresses be its own: what went wrong, and how a request is named.
-pub(super) async fn shape(request: Request, next: Next) -> Response {
-    let matched = request.extensions().get::<MatchedPath>();
-    // An address below them that is not here is asked by this protocol's clients, too.
-    let is_own = match matched {
-        Some(_) => routes::protocol_of(matched) == Protocol::Anthropic,
-        None => request.uri().path().starts_with(BELOW),
-    };
-    let id = request.extensions().get::<RequestIdentity>().cloned();
-    let mut response = next.run(request).await;
-    if !is_own {
-        return response;
-    }
-    if let Some(Told(error)) = response.extensions().get() {
-        let id = id.as_ref().and_then(|id| id.0.to_str().ok());
-        let body = error_body(error, id).to_string();
-        response.headers_mut().remove(header::CONTENT_LENGTH);
-        *response.body_mut() = Body::from(body);
+/// Whether an address that is not here is asked by this protocol's clients, since it is below one that is.
+pub(super) fn is_below(path: &str) -> bool {
+    path.starts_with(BELOW)
+}
+
+/// Has an answer be this protocol's own: what went wrong, and how a request is named.
+pub(super) fn shape(response: &mut Response, told: Option<&ApiError>, id: Option<&RequestIdentity>) {
+    if let Some(error) = told {
+        let id = id.and_then(|id| id.0.to_str().ok());
+        set_body(response, error_body(error, id).to_string());
     }
     if let Some(RequestIdentity(id)) = id {
-        response.headers_mut().insert(REQUEST_ID, id);
+        response.headers_mut().insert(REQUEST_ID, id.clone());
     }
-    response
 }

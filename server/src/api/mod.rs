@@ -12,6 +12,7 @@ mod budget;
 mod cors;
 mod errors;
 mod executor;
+mod generate;
 mod middleware;
 mod models;
 mod names;
@@ -23,10 +24,10 @@ mod props;
 mod ready;
 mod responses;
 mod routes;
+mod shape;
 mod stored;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::extract::State;
@@ -72,7 +73,6 @@ impl Default for AppSettings {
 pub struct App {
     router: Arc<Router>,
     metrics: Arc<Metrics>,
-    draining: AtomicBool,
     bodies: Budget,
     /// KiB that bodies take as values while they are decoded.
     decoding: Arc<Semaphore>,
@@ -107,7 +107,6 @@ impl App {
         Arc::new(Self {
             router,
             metrics,
-            draining: AtomicBool::new(false),
             bodies: Budget::new(limits.bodies_bytes),
             decoding: Arc::new(Semaphore::new(MAX_BODY_JSON_BYTES >> 10)),
             answers: Budget::new(limits.vectors_bytes),
@@ -164,7 +163,7 @@ impl App {
     /// From now on the server says that it is not ready, and that each connection ends with its answer; requests are still
     /// served.
     pub fn start_draining(&self) {
-        self.draining.store(true, Ordering::Release);
+        self.router.end();
         self.output.hurry();
     }
 
@@ -181,7 +180,7 @@ impl App {
     /// Whether the server is about to end.
     #[must_use]
     pub fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
+        self.router.is_ending()
     }
 
     /// Whether connections are to end with the answers that are under way: it drains, or other pods answer by now.
@@ -196,7 +195,7 @@ pub fn routes(app: &Arc<App>) -> axum::Router {
         .with_state(Arc::clone(app))
         .layer(CatchPanicLayer::custom(errors::panicked))
         .layer(from_fn_with_state(Arc::clone(app), middleware::authorize))
-        .layer(from_fn(anthropic::shape))
+        .layer(from_fn(shape::shape))
         .layer(from_fn_with_state(Arc::clone(app), middleware::count))
         .layer(from_fn(middleware::request_id))
 }

@@ -41,7 +41,8 @@ fn made() -> Value {
         }
         paths.insert(path.to_owned(), Value::Object(item));
     }
-    let errors = [Protocol::OpenAi, Protocol::Anthropic].map(|protocol| (protocol, error(protocol, &mut generator)));
+    let errors = [Protocol::OpenAi, Protocol::Anthropic, Protocol::Generate]
+        .map(|protocol| (protocol, error(protocol, &mut generator)));
     let mut schemas = generator.take_definitions(true);
     schemas.extend(places().map(|place| (place.schema_name().to_owned(), gantry_openai::schema(place))));
     schemas.extend(errors.map(|(protocol, schema)| (error_name(protocol).to_owned(), schema)));
@@ -186,6 +187,7 @@ fn error_name(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::OpenAi => "Error",
         Protocol::Anthropic => "MessagesError",
+        Protocol::Generate => "GenerateError",
     }
 }
 
@@ -193,6 +195,7 @@ fn error(protocol: Protocol, generator: &mut SchemaGenerator) -> Value {
     match protocol {
         Protocol::OpenAi => generator.subschema_for::<ErrorResponse>().to_value(),
         Protocol::Anthropic => gantry_anthropic::error_schema(generator).to_value(),
+        Protocol::Generate => gantry_generate::error_schema(generator).to_value(),
     }
 }
 
@@ -249,6 +252,7 @@ mod tests {
         assert_eq!(schemas["MessagesRequest"]["properties"]["top_p"]["exclusiveMinimum"], 0);
         assert_eq!(schemas["ResponsesRequest"]["properties"]["max_output_tokens"]["minimum"], 1);
         assert_eq!(schemas["ResponsesRequest"]["required"], json!(["input"]));
+        assert_eq!(schemas["GenerateChatRequest"]["required"], json!(["messages"]));
         let key = &document["paths"]["/v1/messages"]["post"];
         assert_eq!(key["security"][0], json!({"bearer": []}));
         assert!(document["paths"]["/healthz"]["get"]["security"].is_null());

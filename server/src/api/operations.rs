@@ -128,6 +128,16 @@ pub(super) const COUNT_TOKENS: Operation = work(
     Asks::Body(gantry_anthropic::count_tokens_schema),
     Answers::Json(gantry_anthropic::count_schema),
 );
+pub(super) const GENERATE: Operation = work(
+    "Goes on with a text, by typed events",
+    Asks::Body(gantry_generate::generate_request_schema),
+    Answers::JsonOrEvents(gantry_generate::generate_schema),
+);
+pub(super) const GENERATE_CHAT: Operation = work(
+    "Answers a chat, by typed events",
+    Asks::Body(gantry_generate::chat_request_schema),
+    Answers::JsonOrEvents(gantry_generate::chat_schema),
+);
 pub(super) const MODELS: Operation = question("Lists the names of what is served", of::<ModelList>);
 pub(super) const MODEL: Operation =
     Operation { errors: &[404, 503], ..question("Tells what is served by a name", of::<Model>) };

@@ -9,11 +9,11 @@ use axum::routing::{MethodRouter, get, post};
 use self::Asker::{Client, Monitor, Probe};
 use self::Method::{Get, GetDelete, Post};
 use super::operations::{
-    APPLY_TEMPLATE, CANCEL, CHAT, COMPLETION, COUNT_TOKENS, DELETE, DETOKENIZE, EMBEDDINGS, HEALTH, INFILL,
-    INPUT_ITEMS, MESSAGES, METRICS, MODEL, MODELS, OPENAPI, Operation, PROBE, PROPS, RERANK, RESPONSE, RETRIEVE, SCORE,
-    SLOTS, TOKENIZE, TOKENIZER_INFO,
+    APPLY_TEMPLATE, CANCEL, CHAT, COMPLETION, COUNT_TOKENS, DELETE, DETOKENIZE, EMBEDDINGS, GENERATE, GENERATE_CHAT,
+    HEALTH, INFILL, INPUT_ITEMS, MESSAGES, METRICS, MODEL, MODELS, OPENAPI, Operation, PROBE, PROPS, RERANK, RESPONSE,
+    RETRIEVE, SCORE, SLOTS, TOKENIZE, TOKENIZER_INFO,
 };
-use super::{App, anthropic, models, openai, openapi, paths, props, ready, responses, scrape};
+use super::{App, anthropic, generate, models, openai, openapi, paths, props, ready, responses, scrape};
 use crate::metrics::Route;
 
 /// How an address is asked.
@@ -42,6 +42,7 @@ enum Asker {
 pub(super) enum Protocol {
     OpenAi,
     Anthropic,
+    Generate,
 }
 
 /// One address.
@@ -71,6 +72,10 @@ impl Address {
 
     const fn of_anthropic(self) -> Self {
         Self { protocol: Protocol::Anthropic, ..self }
+    }
+
+    const fn of_generate(self) -> Self {
+        Self { protocol: Protocol::Generate, ..self }
     }
 
     const fn tells(self, operations: &'static [Operation]) -> Self {
@@ -115,6 +120,16 @@ const ADDRESSES: &[Address] = &[
     Address::new((Post, "/v1/messages/count_tokens"), Route::Tokenizer, Client, || post(anthropic::count_tokens))
         .tells(&[COUNT_TOKENS])
         .of_anthropic(),
+    Address::new((Post, "/generate"), Route::Generate, Client, || post(generate::generate))
+        .tells(&[GENERATE])
+        .of_generate(),
+    Address::new((Post, "/chat"), Route::GenerateChat, Client, || post(generate::chat))
+        .tells(&[GENERATE_CHAT])
+        .of_generate(),
+    // What this protocol asks and is answered there is a part of what OpenAI's is.
+    Address::new((Post, "/embeddings"), Route::Embeddings, Client, || post(openai::embeddings))
+        .tells(&[EMBEDDINGS])
+        .alias(),
     Address::new((Post, "/tokenize"), Route::Tokenizer, Client, || post(openai::tokenize)).tells(&[TOKENIZE]),
     Address::new((Post, "/detokenize"), Route::Tokenizer, Client, || post(openai::detokenize)).tells(&[DETOKENIZE]),
     Address::new((Get, "/tokenizer_info"), Route::Other, Client, || get(props::tokenizer_info))

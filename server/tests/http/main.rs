@@ -16,6 +16,7 @@ mod ends;
 mod faults;
 mod files;
 mod forms;
+mod generate;
 #[path = "../../llama/tests/common/gguf.rs"]
 mod gguf;
 mod infill;

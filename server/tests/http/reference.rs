@@ -21,6 +21,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("Requests", "openai/src/limits.rs"),
     ("Requests of the Responses API", "responses/src/limits.rs"),
     ("Requests of Anthropic's API", "anthropic/src/limits.rs"),
+    ("Requests of the generate protocol", "generate/src/limits.rs"),
     ("Requests of any protocol", "core/src/limits.rs"),
     ("Engine", "engine/src/params.rs"),
     ("Layout of the KV cache", "engine/src/kv_plan.rs"),

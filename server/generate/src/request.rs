@@ -1,0 +1,227 @@
+//! `POST /generate` and `/chat`: from a body to what is asked.
+
+use gantry_core::{
+    ApiError, Chat, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE, Message, Priority, Prompt,
+    Role, TextRequest, read_body, read_integer,
+};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::Deserialize;
+
+use crate::answer::{ChatEncoder, GenerateEncoder};
+use crate::limits::{DEFAULT_GENERATE_TOKENS, MAX_GENERATE_MESSAGES, MAX_GENERATE_MODEL_BYTES, MAX_GENERATE_TOKENS};
+
+/// A body of `/generate`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "GenerateRequest")]
+#[serde(deny_unknown_fields)]
+struct GenerateBody {
+    #[schemars(length(min = 1))]
+    prompt: String,
+    #[schemars(range(min = 1, max = MAX_GENERATE_TOKENS))]
+    #[serde(default, deserialize_with = "read_integer")]
+    max_tokens: Option<u32>,
+    #[schemars(range(min = 0, max = MAX_TEMPERATURE))]
+    temperature: Option<f32>,
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
+    top_p: Option<f32>,
+    #[schemars(length(max = MAX_STOP_STRINGS), inner(length(min = 1, max = MAX_STOP_BYTES)))]
+    stop_sequences: Option<Vec<String>>,
+    stream: Option<bool>,
+    priority: Option<GivenPriority>,
+    /// Whether each token is told with its log-probability, which streams have room for.
+    logprobs: Option<bool>,
+    seed: Option<u64>,
+    #[schemars(length(max = MAX_GENERATE_MODEL_BYTES))]
+    model: Option<String>,
+}
+
+/// A body of `/chat`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "GenerateChatRequest")]
+#[serde(deny_unknown_fields)]
+struct ChatBody {
+    #[schemars(length(min = 1, max = MAX_GENERATE_MESSAGES))]
+    messages: Vec<GivenMessage>,
+    #[schemars(range(min = 1, max = MAX_GENERATE_TOKENS))]
+    #[serde(default, deserialize_with = "read_integer")]
+    max_tokens: Option<u32>,
+    #[schemars(range(min = 0, max = MAX_TEMPERATURE))]
+    temperature: Option<f32>,
+    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
+    top_p: Option<f32>,
+    #[schemars(length(max = MAX_STOP_STRINGS), inner(length(min = 1, max = MAX_STOP_BYTES)))]
+    stop_sequences: Option<Vec<String>>,
+    stream: Option<bool>,
+    priority: Option<GivenPriority>,
+    /// Whether each token is told with its log-probability, which streams have room for.
+    logprobs: Option<bool>,
+    seed: Option<u64>,
+    #[schemars(length(max = MAX_GENERATE_MODEL_BYTES))]
+    model: Option<String>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "GenerateChatMessage")]
+#[serde(deny_unknown_fields)]
+struct GivenMessage {
+    role: Speaker,
+    content: String,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "GenerateChatRole")]
+#[serde(rename_all = "lowercase")]
+enum Speaker {
+    System,
+    User,
+    Assistant,
+}
+
+/// A priority by either spelling: clients that were generated from the names of its values send them as they are.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "GeneratePriority")]
+enum GivenPriority {
+    #[serde(rename = "low", alias = "Low")]
+    Low,
+    #[serde(rename = "normal", alias = "Normal")]
+    Normal,
+    #[serde(rename = "high", alias = "High")]
+    High,
+}
+
+impl From<GivenPriority> for Priority {
+    fn from(given: GivenPriority) -> Self {
+        match given {
+            GivenPriority::Low => Self::Low,
+            GivenPriority::Normal => Self::Normal,
+            GivenPriority::High => Self::High,
+        }
+    }
+}
+
+/// A body of `/generate`, for those who describe the server to programs.
+pub fn generate_request_schema(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<GenerateBody>()
+}
+
+/// A body of `/chat`, likewise.
+pub fn chat_request_schema(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<ChatBody>()
+}
+
+/// Reads and checks a body of `/generate`.
+///
+/// # Errors
+/// Names the first field that is missing, of the wrong type, out of range or unknown.
+pub fn decode_generate(body: &[u8]) -> Result<(TextRequest, GenerateEncoder), ApiError> {
+    let body: GenerateBody = read_body(body)?;
+    let GenerateBody {
+        prompt,
+        max_tokens,
+        temperature,
+        top_p,
+        stop_sequences,
+        stream,
+        priority,
+        logprobs,
+        seed,
+        model,
+    } = body;
+    if prompt.is_empty() {
+        return Err(ApiError::wrong_value("prompt", "must not be empty"));
+    }
+    let asked = Asked { max_tokens, temperature, top_p, stop_sequences, stream, priority, logprobs, seed, model };
+    Ok((asked.of(Prompt::Text(prompt), "prompt")?, GenerateEncoder::default()))
+}
+
+/// Reads and checks a body of `/chat`.
+///
+/// # Errors
+/// As [`decode_generate`].
+pub fn decode_chat(body: &[u8]) -> Result<(TextRequest, ChatEncoder), ApiError> {
+    let body: ChatBody = read_body(body)?;
+    let ChatBody { messages, max_tokens, temperature, top_p, stop_sequences, stream, priority, logprobs, seed, model } =
+        body;
+    if messages.is_empty() || messages.len() > MAX_GENERATE_MESSAGES {
+        let n = messages.len();
+        let message = format_args!("must have 1 to {MAX_GENERATE_MESSAGES} messages, not {n}");
+        return Err(ApiError::wrong_value("messages", message));
+    }
+    let message = |GivenMessage { role, content }| {
+        let role = match role {
+            Speaker::System => Role::System,
+            Speaker::User => Role::User,
+            Speaker::Assistant => Role::Assistant,
+        };
+        Message::text(role, content)
+    };
+    let chat = Chat { messages: messages.into_iter().map(message).collect(), ..Chat::default() };
+    let asked = Asked { max_tokens, temperature, top_p, stop_sequences, stream, priority, logprobs, seed, model };
+    Ok((asked.of(Prompt::chat(chat), "messages")?, ChatEncoder::default()))
+}
+
+/// What both bodies have beside their prompts.
+struct Asked {
+    max_tokens: Option<u32>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    stop_sequences: Option<Vec<String>>,
+    stream: Option<bool>,
+    priority: Option<GivenPriority>,
+    logprobs: Option<bool>,
+    seed: Option<u64>,
+    model: Option<String>,
+}
+
+impl Asked {
+    fn of(self, prompt: Prompt, prompt_param: &'static str) -> Result<TextRequest, ApiError> {
+        let max_tokens = self.max_tokens.unwrap_or(DEFAULT_GENERATE_TOKENS);
+        if !(1..=MAX_GENERATE_TOKENS).contains(&max_tokens) {
+            let message = format_args!("must be from 1 to {MAX_GENERATE_TOKENS}, not {max_tokens}");
+            return Err(ApiError::wrong_value("max_tokens", message));
+        }
+        let temperature = self.temperature.unwrap_or(1.0);
+        if !(0.0..=MAX_TEMPERATURE).contains(&temperature) {
+            let message = format_args!("must be from 0 to {MAX_TEMPERATURE}, not {temperature}");
+            return Err(ApiError::wrong_value("temperature", message));
+        }
+        let top_p = self.top_p.unwrap_or(1.0);
+        if !(f32::MIN_POSITIVE..=1.0).contains(&top_p) {
+            return Err(ApiError::wrong_value("top_p", format_args!("must be above 0 and up to 1, not {top_p}")));
+        }
+        let stop = self.stop_sequences.unwrap_or_default();
+        check_stop(&stop)?;
+        let model = self.model.filter(|model| !model.is_empty());
+        if let Some(bytes) = model.as_ref().map(String::len).filter(|bytes| *bytes > MAX_GENERATE_MODEL_BYTES) {
+            let message = format_args!("must have at most {MAX_GENERATE_MODEL_BYTES} bytes, not {bytes}");
+            return Err(ApiError::wrong_value("model", message));
+        }
+        let params = GenerationParams {
+            max_tokens: Some(max_tokens),
+            temperature,
+            top_p,
+            stop,
+            seed: self.seed,
+            logprobs: self.logprobs.unwrap_or(false).then_some(0),
+            priority: self.priority.map_or_else(Priority::default, Priority::from),
+            ..GenerationParams::default()
+        };
+        let is_streamed = self.stream.unwrap_or(false);
+        Ok(TextRequest { model, prompts: vec![prompt], prompt_param, params, choices: 1, best_of: 1, is_streamed })
+    }
+}
+
+fn check_stop(stop: &[String]) -> Result<(), ApiError> {
+    if stop.len() > MAX_STOP_STRINGS {
+        let n = stop.len();
+        let message = format_args!("must have at most {MAX_STOP_STRINGS} strings, not {n}");
+        return Err(ApiError::wrong_value("stop_sequences", message));
+    }
+    match stop.iter().position(|stop| stop.is_empty() || stop.len() > MAX_STOP_BYTES) {
+        None => Ok(()),
+        Some(i) => {
+            let message = format_args!("must have 1 to {MAX_STOP_BYTES} bytes, not {}", stop[i].len());
+            Err(ApiError::wrong_value(format!("stop_sequences[{i}]"), message))
+        }
+    }
+}
