@@ -410,7 +410,11 @@ fn what_pods_waited_for_gives_them_their_time_from_when_it_comes() {
     assert_eq!(cluster.step(&user, waits, false), None, "a pod may see it now");
     cluster.now += 100;
     let ended = cluster.step(&user, waits, false);
-    assert!(matches!(ended, Some(Transition::Rejected { gate: GateName::Deadline, .. })), "{ended:?} {:?}", cluster.state);
+    assert!(
+        matches!(ended, Some(Transition::Rejected { gate: GateName::Deadline, .. })),
+        "{ended:?} {:?}",
+        cluster.state
+    );
 }
 
 /// Prompts or a token that are renewed faster than pods prepare.

@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 
 use gantry_core::{
-    ApiError, Chat, ContinuationFault, Extent, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOOLS, Message,
-    Part, Prompt, PromptForm, Role, TOOL_NAME_PATTERN, TextRequest, Tool, ToolCall, ToolChoice, ToolsFault,
-    check_continuation, check_tools, read_body, read_integer,
+    ApiError, Chat, Constraint, ContinuationFault, Extent, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS,
+    MAX_TOOLS, Message, Part, Prompt, PromptForm, Role, TOOL_NAME_PATTERN, TextRequest, Tool, ToolCall, ToolChoice,
+    ToolsFault, check_continuation, check_tools, read_body, read_integer,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -55,12 +55,10 @@ struct Body {
     service_tier: Option<String>,
     #[schemars(with = "Option<()>")]
     container: Option<Value>,
-    #[schemars(with = "Option<()>")]
-    context_management: Option<Value>,
+    context_management: Option<ContextManagement>,
     #[schemars(length(max = 0))]
     mcp_servers: Option<Vec<Value>>,
-    #[schemars(with = "Option<()>")]
-    output_config: Option<Value>,
+    output_config: Option<OutputConfig>,
     #[schemars(with = "Option<()>")]
     inference_geo: Option<Value>,
 }
@@ -79,6 +77,8 @@ struct Turn {
 enum Speaker {
     User,
     Assistant,
+    /// Instructions from here on, as agents give them in mid-conversation.
+    System,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -128,6 +128,77 @@ enum Thinking {
         #[serde(default, rename = "display")]
         _display: Option<Display>,
     },
+}
+
+/// What the answer is to be like.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "MessagesOutputConfig")]
+#[serde(deny_unknown_fields)]
+struct OutputConfig {
+    effort: Option<Effort>,
+    format: Option<Format>,
+}
+
+/// How much is thought, where the model's template knows such words.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "MessagesEffort")]
+#[serde(rename_all = "snake_case")]
+enum Effort {
+    Low,
+    Medium,
+    High,
+    Xhigh,
+    Max,
+}
+
+impl Effort {
+    /// The word that templates know; above high they know none.
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Low => "low",
+            Self::Medium => "medium",
+            Self::High | Self::Xhigh | Self::Max => "high",
+        }
+    }
+}
+
+/// The form of the answer.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "MessagesFormat")]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+enum Format {
+    JsonSchema {
+        /// A JSON schema.
+        schema: Map<String, Value>,
+    },
+}
+
+/// What of earlier turns is left out: nothing is here, which is what may be asked.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "MessagesContextManagement")]
+#[serde(deny_unknown_fields)]
+struct ContextManagement {
+    #[schemars(length(max = MAX_MESSAGES_BLOCKS))]
+    edits: Option<Vec<ContextEdit>>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "MessagesContextEdit")]
+#[serde(tag = "type", deny_unknown_fields)]
+enum ContextEdit {
+    /// Of earlier thoughts all are kept, as far as the model's template shows them.
+    #[serde(rename = "clear_thinking_20251015")]
+    ClearThinking {
+        #[serde(rename = "keep")]
+        _keep: KeepAll,
+    },
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "MessagesKeptThoughts")]
+#[serde(rename_all = "snake_case")]
+enum KeepAll {
+    All,
 }
 
 /// How thoughts are told: as they are, be they ever so long, which who asks for a summary is told as well. To leave them out is not
@@ -191,9 +262,7 @@ fn read(body: &[u8]) -> Result<Body, ApiError> {
     let body: Body = read_body(body)?;
     for (name, is_given) in [
         ("container", body.container.is_some()),
-        ("context_management", body.context_management.is_some()),
         ("mcp_servers", body.mcp_servers.as_ref().is_some_and(|servers| !servers.is_empty())),
-        ("output_config", body.output_config.is_some()),
         ("inference_geo", body.inference_geo.is_some()),
         ("service_tier", !matches!(body.service_tier.as_deref(), None | Some("auto" | "standard_only"))),
     ] {
@@ -240,7 +309,14 @@ fn params(body: &Body, max_tokens: u32) -> Result<GenerationParams, ApiError> {
         }
     }
     let defaults = GenerationParams::default();
+    let format = body.output_config.as_ref().and_then(|config| config.format.as_ref());
+    let constraint = format.map(|Format::JsonSchema { schema }| {
+        let schema = Value::Object(schema.clone()).to_string();
+        Constraint::JsonSchema { schema, strict: false }
+    });
     Ok(GenerationParams {
+        constraint_param: constraint.as_ref().map_or_else(String::new, |_| "output_config.format.schema".to_owned()),
+        constraint,
         max_tokens: Some(max_tokens),
         temperature: in_unit("temperature", body.temperature, 0.0)?.unwrap_or(1.0),
         top_p: in_unit("top_p", body.top_p, f32::MIN_POSITIVE)?.unwrap_or(defaults.top_p),
@@ -251,7 +327,7 @@ fn params(body: &Body, max_tokens: u32) -> Result<GenerationParams, ApiError> {
 }
 
 fn chat(body: Body) -> Result<Chat, ApiError> {
-    let Body { messages: turns, system, tools, tool_choice, thinking, .. } = body;
+    let Body { messages: turns, system, tools, tool_choice, thinking, output_config, .. } = body;
     if turns.is_empty() || turns.len() > MAX_MESSAGES_TURNS {
         let n = turns.len();
         return Err(ApiError::wrong_value(
@@ -279,6 +355,10 @@ fn chat(body: Body) -> Result<Chat, ApiError> {
         match turn.role {
             Speaker::User => user(&path, turn.content, &mut open_calls, &mut messages)?,
             Speaker::Assistant => messages.push(assistant(&path, turn.content, &mut open_calls)?),
+            Speaker::System => {
+                let content = texts(&path, turn.content)?;
+                messages.push(Message { content, ..Message::text(Role::System, "") });
+            }
         }
     }
     let tools = read_tools(tools.unwrap_or_default())?;
@@ -289,7 +369,10 @@ fn chat(body: Body) -> Result<Chat, ApiError> {
         Some(Thinking::Adaptive { .. }) | None => (None, None),
     };
     let parallel_tool_calls = !is_alone;
+    let effort = output_config.and_then(|config| config.effort);
+    let effort = effort.map(|effort| ("reasoning_effort".to_owned(), json!(effort.as_str()).to_string()));
     let chat = Chat {
+        template_variables: effort.into_iter().collect(),
         messages,
         tools,
         tool_choice,

@@ -4,8 +4,9 @@
 use bytes::BytesMut;
 use gantry_anthropic::{MessageEncoder, decode_count_tokens, decode_messages};
 use gantry_core::{
-    Answer, AnswerHead, AnswerOutput, ApiError, Chat, ErrorKind, Extent, FinishReason, GenerationEvent, Prompt, Role,
-    StopCause, StreamEncoder, TextEncoder, TextRequest, Timings, ToolCall, ToolCallDelta, ToolChoice, Usage,
+    Answer, AnswerHead, AnswerOutput, ApiError, Chat, Constraint, ErrorKind, Extent, FinishReason, GenerationEvent,
+    Prompt, Role, StopCause, StreamEncoder, TextEncoder, TextRequest, Timings, ToolCall, ToolCallDelta, ToolChoice,
+    Usage,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -100,7 +101,18 @@ fn mistakes_are_told_with_their_place() {
         (json!({"max_tokens": 0}), "max_tokens", "from 1"),
         (json!({"max_tokens": "many"}), "max_tokens", "invalid type"),
         (json!({"messages": []}), "messages", "1 to"),
-        (json!({"messages": [{"role": "system", "content": "x"}]}), "messages[0].role", "unknown variant"),
+        (json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].role", "unknown variant"),
+        (json!({"output_config": {"effort": "some"}}), "output_config.effort", "unknown variant"),
+        (
+            json!({"output_config": {"format": {"type": "json_schema"}}}),
+            "output_config.format",
+            "missing field `schema`",
+        ),
+        (
+            json!({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
+            "context_management.edits[0]",
+            "unknown variant",
+        ),
         (json!({"messages": [{"role": "user"}]}), "messages[0].content", "missing field `content`"),
         (
             json!({"messages": [{"role": "user", "content": 7}]}),
@@ -243,6 +255,24 @@ fn valid() -> Vec<Value> {
             "thinking": {"type": "disabled"},
         }),
     ]
+}
+
+/// As an agent sends it: instructions between turns, how much to think, and that nothing of earlier thoughts is left out.
+#[test]
+fn what_agents_say_beside_their_messages_is_obeyed() {
+    let schema = json!({"type": "object", "properties": {"name": {"type": "string"}}});
+    let body = with(json!({
+        "messages": [{"role": "user", "content": "Hi"}, {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}],
+        "output_config": {"effort": "max", "format": {"type": "json_schema", "schema": schema}},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    }));
+    let request = decode(&body).unwrap();
+    assert_eq!(request.params.constraint_param, "output_config.format.schema");
+    let Some(Constraint::JsonSchema { schema: asked, .. }) = &request.params.constraint else { panic!("no form") };
+    assert_eq!(serde_json::from_str::<Value>(asked).unwrap(), schema);
+    let chat = chat(request);
+    assert_eq!(chat.messages[1].role, Role::System);
+    assert_eq!(chat.template_variables, [("reasoning_effort".to_owned(), "\"high\"".to_owned())]);
 }
 
 #[test]

@@ -50,6 +50,15 @@ async fn a_conversation_with_a_tool_goes_through() {
     assert_eq!((status, &after["stop_reason"]), (200, &json!("end_turn")), "{after}");
     assert_eq!(after["content"], json!([{"type": "text", "text": line["expected_after_result"]}]));
 
+    let schema = json!({"type": "object", "properties": {"name": {"enum": ["one", "two"]}}, "required": ["name"],
+        "additionalProperties": false});
+    let formed = json!({"model": "demo-v2.q8_0", "max_tokens": 64, "messages": [{"role": "user", "content": "Which version are you?"}],
+        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": schema}}});
+    let (status, formed) = ask(&server, MESSAGES, &formed).await;
+    assert_eq!(status, 200, "{formed}");
+    let value: Value = serde_json::from_str(formed["content"][0]["text"].as_str().unwrap()).unwrap();
+    assert!(["one", "two"].iter().any(|name| value == json!({"name": name})), "{value}");
+
     let counted = json!({"model": "demo-v2.q8_0", "messages": line["messages"], "tools": tools});
     let (status, count) = ask(&server, "/v1/messages/count_tokens", &counted).await;
     let usage = &called["usage"];
