@@ -158,7 +158,7 @@ pub fn list(services: &[InferenceService]) -> String {
         .iter()
         .map(|service| {
             let status = service.status.clone().unwrap_or_default();
-            let rollout = status.rollout.as_ref().map(|rollout| rollout.step.as_str().to_owned()).unwrap_or_default();
+            let rollout = status.rollout.as_ref().map(step_name).unwrap_or_default();
             let why = condition(&status, ConditionType::Ready).map(|ready| in_line(&ready.reason)).unwrap_or_default();
             [
                 service.namespace().unwrap_or_default(),
@@ -220,18 +220,27 @@ fn phase_styled(phase: VersionPhase) -> StyledObject<&'static str> {
     }
 }
 
+/// The step in a word, and in a canary the share.
+fn step_name(rollout: &RolloutStatus) -> String {
+    let share = rollout.canary.as_ref().map(|canary| format!(" {}", canary.share)).unwrap_or_default();
+    format!("{}{share}", rollout.step.as_str())
+}
+
 /// The steps, how far the present one is, and what it waits for.
 fn steps(rollout: &RolloutStatus, now: Timestamp) -> String {
-    let (began, deadline) = (rollout.started_at.0, rollout.deadline.0);
+    let canary = rollout.canary.as_ref();
+    let began = canary.map_or(rollout.started_at.0, |canary| canary.since.0);
+    let deadline = canary.and_then(|canary| canary.until.as_ref()).map_or(rollout.deadline.0, |until| until.0);
     let all: &[RolloutStep] = match rollout.step {
         RolloutStep::Rollback => &[RolloutStep::Rollback],
+        RolloutStep::Canary => &[RolloutStep::Prepare, RolloutStep::Canary, RolloutStep::Commit, RolloutStep::Bake],
         _ => &[RolloutStep::Prepare, RolloutStep::Commit, RolloutStep::Bake],
     };
     let mut is_behind = true;
     let line = all.iter().map(|&step| {
         if step == rollout.step {
             is_behind = false;
-            return format!("{} {}", style(step.as_str()).bold(), bar(share_of_time(began, deadline, now)));
+            return format!("{} {}", style(step_name(rollout)).bold(), bar(share_of_time(began, deadline, now)));
         }
         if is_behind { style(step.as_str()).green().to_string() } else { style(step.as_str()).dim().to_string() }
     });
@@ -240,6 +249,10 @@ fn steps(rollout: &RolloutStatus, now: Timestamp) -> String {
     let since = span(now.duration_since(began));
     let left = span(deadline.duration_since(now));
     let _ = match rollout.step {
+        RolloutStep::Canary if canary.is_some_and(|canary| canary.until.is_none()) => {
+            writeln!(text, "  since      {since}; stays so until somebody lets it go on")
+        }
+        RolloutStep::Canary => writeln!(text, "  since      {since}; the next step in {left}"),
         RolloutStep::Bake => writeln!(text, "  since      {since}; kept for {left} more, to be gone back to"),
         RolloutStep::Prepare => writeln!(text, "  since      {since}; given up in {left}, unless pods make progress"),
         _ => writeln!(text, "  since      {since}; given up in {left}"),
@@ -247,7 +260,8 @@ fn steps(rollout: &RolloutStatus, now: Timestamp) -> String {
     if let Some(message) = &rollout.message {
         let reason =
             rollout.wait_reason.map(|reason| format!("{}: ", style(reason.as_str()).yellow())).unwrap_or_default();
-        let _ = writeln!(text, "  waits for  {reason}{}", in_line(message));
+        let what = if rollout.step == RolloutStep::Canary { "share    " } else { "waits for" };
+        let _ = writeln!(text, "  {what}  {reason}{}", in_line(message));
     }
     text
 }
@@ -256,6 +270,8 @@ fn next_step(rollout: &RolloutStatus) -> String {
     match rollout.step {
         RolloutStep::Prepare => "Each pod fetches the candidate, takes it through its gates and loads it beside the active version, which goes on answering. \
              When all have, all switch; one that a gate refuses is never switched to.",
+        RolloutStep::Canary => "A share of the requests goes to the candidate in each pod, and the rest to the active version. Each step has more, and after \
+             the last one all requests go over; where pods find it worse, all is taken back.",
         RolloutStep::Commit => "All pods have the candidate loaded and switch to it now; what has begun ends with the version that it began with.",
         RolloutStep::Bake => "All pods answer with it. The previous version stays loaded until the bake is over, and is gone back to by itself where pods with \
              the new one fail.",

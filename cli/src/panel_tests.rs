@@ -41,6 +41,28 @@ fn conditions(of: &[(&str, &str, &str, &str)]) -> Value {
     of.iter().map(one).collect()
 }
 
+#[test]
+fn a_canary_tells_its_share_and_when_the_next_one_is_due() {
+    let panel = |until: Value| {
+        let view = view(&json!({"status": {
+            "activeVersion": "chat-1", "candidateVersion": "chat-2",
+            "rollout": {
+                "version": "chat-2", "step": "Canary", "attempt": 2, "plan": "InPlaceSwap: candidate 39Mi <= 100Mi left",
+                "startedAt": "2026-01-01T00:10:00Z", "deadline": "2026-01-01T00:40:00Z",
+                "message": "25% of the requests go to it (step 2 of 2)",
+                "canary": {"share": "25%", "step": 2, "steps": 2, "since": "2026-01-01T00:15:00Z", "until": until},
+            },
+        }}));
+        let line = list(std::slice::from_ref(&view.service));
+        (steps(view.service.status.as_ref().unwrap().rollout.as_ref().unwrap(), at("2026-01-01T00:20:00Z")), line)
+    };
+    let (told, line) = panel(json!("2026-01-01T00:25:00Z"));
+    assert!(told.starts_with("  Prepare → Canary 25% "), "{told}");
+    assert!(told.contains("since      5m0s; the next step in 5m0s") && line.contains("Canary 25%"), "{told}{line}");
+    assert!(told.contains("  share      25% of the requests go to it (step 2 of 2)\n"), "{told}");
+    assert!(panel(Value::Null).0.contains("stays so until somebody lets it go on"));
+}
+
 fn preparing() -> View {
     view(&json!({
         "status": {
@@ -144,7 +166,7 @@ fn the_history_and_the_list_are_tables() {
 #[test]
 fn what_a_later_release_writes_is_shown_as_it_stands() {
     let view = view(&json!({
-        "status": {"rollout": {"version": "chat-2", "step": "Canary", "attempt": 1, "plan": "Canary: 5%",
+        "status": {"rollout": {"version": "chat-2", "step": "Rehearse", "attempt": 1, "plan": "Rehearse: once",
             "startedAt": "2026-01-01T00:10:00Z", "deadline": "2026-01-01T00:25:00Z"}},
     }));
     let explained = view.explanation(at("2026-01-01T00:12:10Z"));

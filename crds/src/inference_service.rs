@@ -48,6 +48,7 @@ pub use crate::runtime::{
     printcolumn(name = "Active", type_ = "string", json_path = ".status.activeVersion", description = "ModelVersion that answers requests"),
     printcolumn(name = "Candidate", type_ = "string", json_path = ".status.candidateVersion", description = "ModelVersion that is being validated"),
     printcolumn(name = "Step", type_ = "string", json_path = ".status.rollout.step", description = "Step of the rollout"),
+    printcolumn(name = "Share", type_ = "string", priority = 1, json_path = ".status.rollout.canary.share", description = "Share of the requests that go to the candidate"),
     printcolumn(name = "Memory", type_ = "string", json_path = ".status.memory", description = "Measured memory of the largest pod, and what is available to it"),
     printcolumn(name = "Replicas", type_ = "string", json_path = ".status.replicaSummary", description = "Ready pods of the pods asked for"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason", description = "Why, in a word"),
@@ -353,7 +354,8 @@ pub enum DispatchStrategy {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("duration(self.drainTimeout) <= duration('24h')").message("spec.rollout.drainTimeout: use at most 24h"),
-    validation = Rule::new("self.strategy in ['Auto', 'InPlaceSwap'] || !has(self.gates.drift)").message("spec.rollout.gates.drift: it is measured beside the active model, which BlueGreen and HoldRequests do not keep in the pod; use Auto or InPlaceSwap, or leave it out")
+    validation = Rule::new("self.strategy in ['Auto', 'InPlaceSwap'] || !has(self.gates.drift)").message("spec.rollout.gates.drift: it is measured beside the active model, which BlueGreen and HoldRequests do not keep in the pod; use Auto or InPlaceSwap, or leave it out"),
+    validation = Rule::new("self.strategy in ['Auto', 'InPlaceSwap'] || !has(self.canary)").message("spec.rollout.canary: a share of the requests goes to the new model while the active one answers the rest, and BlueGreen and HoldRequests do not keep both in a pod; use Auto or InPlaceSwap, or leave it out")
 )]
 pub struct RolloutSpec {
     /// How the switch is made.
@@ -369,6 +371,9 @@ pub struct RolloutSpec {
     /// What a model must pass before one request reaches it. Format, digest and memory are always checked.
     #[serde(default)]
     pub gates: GatesSpec,
+    /// A share of the requests goes to a new model first, and is watched. With InPlaceSwap, in each pod that has prepared it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub canary: Option<CanarySpec>,
     /// What happens after the switch.
     #[serde(default)]
     pub rollback: RollbackSpec,
@@ -406,6 +411,7 @@ impl Default for RolloutSpec {
             drain_timeout: default_drain_timeout(),
             progress_deadline: default_progress_deadline(),
             gates: GatesSpec::default(),
+            canary: None,
             rollback: RollbackSpec::default(),
             paused: false,
             promote: None,
@@ -539,6 +545,30 @@ pub struct ShadowGate {
     pub duration: DurationString,
 }
 
+/// The most steps of a canary.
+pub const CANARY_STEPS_MAX: u32 = 8;
+
+/// A share of the requests goes to a new model before all do.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CanarySpec {
+    /// Shares, each larger than the one before. After the last one all requests go over, and rollback.bake begins.
+    #[schemars(length(min = 1, max = CANARY_STEPS_MAX))]
+    #[x_kube(validation = Rule::new("[0, 1, 2, 3, 4, 5, 6].all(i, i + 1 >= self.size() || !self[i].share.matches('^[0-9.]+%$') || !self[i + 1].share.matches('^[0-9.]+%$') || double(self[i].share.replace('%', '')) < double(self[i + 1].share.replace('%', '')))").message("spec.rollout.canary.steps: give each step a larger share than the one before"))]
+    pub steps: Vec<CanaryStep>,
+}
+
+/// A share of the requests, and for how long.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CanaryStep {
+    /// Share of the conversations whose requests go to the new model, such as 5%: above 0% and below 100%.
+    #[x_kube(validation = Rule::new("!self.matches('^[0-9.]+%$') || (double(self.replace('%', '')) > 0.0 && double(self.replace('%', '')) < 100.0)").message("spec.rollout.canary.steps.share: use more than 0% and less than 100%; after the last step all requests go over, and spec.rollout.rollback.bake says how long that is watched"))]
+    pub share: Percent,
+    /// How long it is watched at this share.
+    pub bake: DurationString,
+}
+
 /// What happens after the switch.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -587,7 +617,8 @@ pub struct RollbackSignals {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub degenerate_output_rate: Option<Percent>,
     /// How many times as long as with the version before both percentiles may be, such as "1.5". It is compared in pods that
-    /// answered with both (InPlaceSwap).
+    /// answered with both (InPlaceSwap): after the switch with what was before it, in a canary with what the active version does
+    /// at the same time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub regression: Option<Ratio>,
     /// Requests that ended within this time are looked at; 1m if left out.

@@ -115,6 +115,9 @@ impl DurationString {
 }
 
 impl Percent {
+    /// [`Self::parts`] of a whole.
+    pub const WHOLE: u32 = 100_000_000;
+
     /// The share as a number from 0 to 1.
     ///
     /// # Errors
@@ -122,6 +125,15 @@ impl Percent {
     pub fn ratio(&self) -> Result<f64, InvalidValue> {
         let value = self.0.strip_suffix('%').and_then(|number| number.parse::<f64>().ok()).map(|number| number / 100.0);
         value.filter(|ratio| (0.0..=1.0).contains(ratio)).ok_or_else(|| self.invalid())
+    }
+
+    /// The share in millionths of a percent, the least that can be told apart.
+    ///
+    /// # Errors
+    /// As [`Self::ratio`].
+    pub fn parts(&self) -> Result<u32, InvalidValue> {
+        // A ratio is from 0 to 1.
+        Ok((self.ratio()? * f64::from(Self::WHOLE)).round() as u32)
     }
 }
 

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     inference_service::{ModelSpec, RollbackSignals, RuntimeSpec},
     open::open_enum,
+    scalars::Percent,
 };
 
 pub use version::{ModelVersionStatus, VersionPhase, VersionRole};
@@ -128,7 +129,7 @@ pub struct RolloutStatus {
     pub plan: String,
     /// When the step began.
     pub started_at: Time,
-    /// When the step is given up (Prepare, Commit) or done (Bake). In Prepare it starts anew when pods make progress.
+    /// When the step is given up (Prepare, Canary, Commit) or done (Bake). In Prepare it starts anew when pods make progress.
     pub deadline: Time,
     /// What the deadline of Prepare counts from; absent while no pod runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -160,6 +161,26 @@ pub struct RolloutStatus {
     /// What the candidate takes against what a pod has with nothing else loaded, where Auto may have to know that later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alone: Option<AloneStatus>,
+    /// In Canary: which share of the requests the candidate answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub canary: Option<CanaryStatus>,
+}
+
+/// Which share of the requests a candidate answers, in each pod that has prepared it.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CanaryStatus {
+    /// Share of the requests, e.g. `5%`.
+    pub share: Percent,
+    /// Which of `spec.rollout.canary.steps` this is, from 1 on.
+    pub step: i32,
+    /// How many there are.
+    pub steps: i32,
+    /// When this share began.
+    pub since: Time,
+    /// When the next one is due; absent while `spec.rollout.paused`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<Time>,
 }
 
 /// Whose turn it is to unload and load.
@@ -183,6 +204,14 @@ pub struct AloneStatus {
     pub available: String,
     /// Whether it fits.
     pub fits: bool,
+}
+
+impl RolloutStep {
+    /// Whether the version that is rolled out is no more than a candidate: another one is active.
+    #[must_use]
+    pub fn has_candidate(self) -> bool {
+        matches!(self, Self::Prepare | Self::Canary)
+    }
 }
 
 impl RolloutStatus {
@@ -261,6 +290,8 @@ open_enum!(
     RolloutStep {
         /// Fetch, validate and load the version beside the active one.
         Prepare,
+        /// Answer a share of the requests with the candidate: `canary` says which. `activeVersion` answers the others.
+        Canary,
         /// Switch to it: `activeVersion` names it already. The previous one stays loaded.
         Commit,
         /// All have switched; the previous one stays loaded for the bake time.
@@ -299,7 +330,7 @@ open_enum!(
     RejectedOutcome {
         /// It never answered.
         Rejected,
-        /// It was taken back after the switch.
+        /// It was taken back after it had answered.
         RolledBack,
     }
 );
@@ -397,6 +428,9 @@ pub struct ReplicaStatus {
     /// The version is watched for a window, and was asked too little since for its figures to say anything.
     #[serde(default, skip_serializing_if = "crate::inference_service::is_false")]
     pub too_few_requests: bool,
+    /// In Canary: the candidate that a share of the requests goes to in this pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub canary: Option<ReplicaCanary>,
     /// Memory of the serving version's worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<ReplicaMemory>,
@@ -408,6 +442,23 @@ pub struct ReplicaStatus {
     pub agent: Option<AgentStatus>,
     /// When this was written.
     pub reported_at: Time,
+}
+
+/// A candidate that a share of a pod's requests goes to.
+#[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaCanary {
+    /// ModelVersion.
+    pub version: String,
+    /// Share of the requests that go to it now, e.g. `5%`; absent while it gets none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<Percent>,
+    /// The live signal of which it passed the limit in this attempt: since then it gets no requests in this pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub breach: Option<BreachStatus>,
+    /// It was asked too little so far for its figures to say anything.
+    #[serde(default, skip_serializing_if = "crate::inference_service::is_false")]
+    pub too_few_requests: bool,
 }
 
 /// A figure of a version that passed its limit.
@@ -435,6 +486,9 @@ pub struct AgentStatus {
     /// Fields of `spec.rollout.rollback.signals` that it watches a version by.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub signals: Vec<String>,
+    /// Whether it can give a share of the requests to a candidate (`spec.rollout.canary`).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub canary: bool,
 }
 
 impl AgentStatus {
@@ -446,6 +500,7 @@ impl AgentStatus {
             gates: vec![Fetch, Digest, Format, Memory, Template, Load, Prompts, Drift],
             strategies: vec![StrategyName::InPlaceSwap, StrategyName::BlueGreen, StrategyName::HoldRequests],
             signals: RollbackSignals::NAMES.map(str::to_owned).to_vec(),
+            canary: true,
         }
     }
 
@@ -457,6 +512,7 @@ impl AgentStatus {
             gates: vec![Fetch, Digest, Format, Memory, Template, Load, Prompts],
             strategies: vec![StrategyName::InPlaceSwap],
             signals: Vec::new(),
+            canary: false,
         }
     }
 }

@@ -3,9 +3,9 @@
 //! ```text
 //!            start         enough prepared          enough switched           bake over
 //!  (rest) ─────────▶ Prepare ──────────────▶ Commit ──────────────▶ Bake ─────────────▶ (rest)
-//!    ▲                  │  gate or deadline     │ a worker failed or time up  │
-//!    ├── rejected ◀─────┤                       ▼                             ▼
-//!    └── cancelled ◀────┘                     Rollback ──────────────────▶ (rest, rejected)
+//!    ▲                  │  │ (Canary, if asked) ▲  │ a worker failed or time up  │
+//!    ├── rejected ◀─────┤  └──▶ 5% ──▶ 25% ─────┘  ▼                             ▼
+//!    └── cancelled ◀────┘           └─ failed ─▶ Rollback ──────────────────▶ (rest, rejected)
 //! ```
 //!
 //! One call makes at most one step: each step is one status write that agents act upon, and what may follow is decided
@@ -31,7 +31,7 @@ use crate::{
     limits::{self, BAKE_WITHOUT_SPEC, JUDGED_RESTARTS_MAX, SWITCH_TIMEOUT},
     validate::{ValidService, WantedVersion},
 };
-use failure::{Failure, prepare_message};
+use failure::{Failure, prepare_message, waiting_for};
 use fleet::{Candidacy, Switched};
 use judged::{Comparison, Verdict};
 
@@ -39,6 +39,9 @@ mod agents;
 mod bake;
 #[cfg(test)]
 mod bake_tests;
+mod canary;
+#[cfg(test)]
+mod canary_tests;
 mod failure;
 mod fleet;
 #[cfg(test)]
@@ -199,6 +202,7 @@ impl RolloutState {
             let is_active = self.active.as_deref() == Some(rollout.version.as_str());
             let possible = match rollout.step {
                 RolloutStep::Prepare | RolloutStep::Rollback => !is_active,
+                RolloutStep::Canary => !is_active && self.active.is_some() && rollout.canary.is_some(),
                 RolloutStep::Commit | RolloutStep::Bake => is_active,
                 // Of a later release, which this one was put in the place of.
                 RolloutStep::Unknown(_) => false,
@@ -208,10 +212,10 @@ impl RolloutState {
             }
         }
         self.candidate = match &self.rollout {
-            Some(rollout) if rollout.step == RolloutStep::Prepare => Some(rollout.version.clone()),
+            Some(rollout) if rollout.step.has_candidate() => Some(rollout.version.clone()),
             _ => None,
         };
-        let bakes = |rollout: &RolloutStatus| rollout.step != RolloutStep::Prepare || rollout.bake.is_some();
+        let bakes = |rollout: &RolloutStatus| !rollout.step.has_candidate() || rollout.bake.is_some();
         if !self.rollout.as_ref().is_some_and(bakes) {
             self.previous = None;
         }
@@ -241,7 +245,7 @@ pub fn decide(world: &World) -> Plan {
     let (mut state, transition) = match state.rollout.clone() {
         None => rest(world, state),
         Some(rollout) => match rollout.step {
-            RolloutStep::Prepare => prepare(world, state, rollout),
+            RolloutStep::Prepare | RolloutStep::Canary => prepare(world, state, rollout),
             RolloutStep::Commit => commit(world, state, &rollout),
             RolloutStep::Bake => bake(world, state, &rollout),
             RolloutStep::Rollback => rollback(world, state, &rollout),
@@ -274,6 +278,7 @@ fn wake_at(world: &World, state: &RolloutState) -> Option<Timestamp> {
         .chain(alone)
         .chain(no_room)
         .chain(bake)
+        .chain(canary::due(rollout))
         .chain(switched)
         .chain([rollout.deadline.0])
         .filter(|at| *at > world.now)
@@ -337,7 +342,9 @@ fn start(world: &World, state: RolloutState, spec: &ValidService, restarts: i32)
         (StrategyName::HoldRequests, Some(active)) => format!(
             "HoldRequests: one pod after the other unloads {active} and loads {candidate}; requests that come to it wait meanwhile"
         ),
-        (_, Some(active)) => format!("InPlaceSwap: pods load {candidate} beside {active}, then switch"),
+        (_, Some(active)) => {
+            format!("InPlaceSwap: pods load {candidate} beside {active}, then switch{}", canary::planned(spec))
+        }
         (_, None) => format!("InPlaceSwap: {candidate} is the first version, nothing is replaced"),
     };
     start_by(world, state, spec, restarts, (strategy, plan))
@@ -411,6 +418,9 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
         Some(Comparison::OtherObjects) => return start(world, state, spec, rollout.restarts + 1),
         Some(Comparison::OtherSpec) | None => return start(world, state, spec, 0),
     });
+    if rollout.step == RolloutStep::Canary {
+        return canary::go_on(world, state, rollout, spec);
+    }
     let judging = &world.of_candidate(&rollout);
     let held = spec.holds(&rollout.version);
     rollout.turn = hold::is_hold(&rollout).then(|| hold::turn(judging, &rollout, held)).flatten();
@@ -443,7 +453,8 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
         }
         Candidacy::Refused(failure) if held && failure.gate == GateName::Deadline => {}
         Candidacy::Refused(failure) => {
-            return reject(world, state, &rollout, failure.where_unsteady(judging, &rollout));
+            let failure = canary::no_other_way(spec, failure.where_unsteady(judging, &rollout));
+            return reject(world, state, &rollout, failure);
         }
         Candidacy::Ready if held => {
             rollout.wait_reason = None;
@@ -454,14 +465,15 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
             state.rollout = Some(rollout);
             return (state, None);
         }
-        Candidacy::Ready => return switch(world, state, rollout),
+        Candidacy::Ready => return canary::begin(world, state, rollout),
         Candidacy::Open => {}
     }
     rollout.message = Some(prepare_message(judging, &rollout));
     rollout.wait_reason = waits::causes(judging, &rollout).first().map(|cause| cause.reason);
     if let Some(fit) = fit.filter(|_| rollout.strategy() == StrategyName::InPlaceSwap) {
         let beside = if state.active.is_some() { " left beside the active one" } else { "" };
-        rollout.plan = format!("InPlaceSwap: candidate {} <= {}{beside}", fit.required, fit.available);
+        let first = if state.active.is_some() { canary::planned(spec) } else { String::new() };
+        rollout.plan = format!("InPlaceSwap: candidate {} <= {}{beside}{first}", fit.required, fit.available);
     }
     state.rollout = Some(rollout);
     (state, None)
@@ -627,7 +639,7 @@ fn bake(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
     (state, None)
 }
 
-fn rollback(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
+fn rollback(world: &World, state: RolloutState, now: &RolloutStatus) -> Step {
     // An edit may be the cure for a pod that has to load the way back first: for that it does not wait.
     if sides::is_blue_green(now) && !world.sides.is_flipped && world.now < now.deadline.0 {
         return (state, None);
@@ -643,14 +655,13 @@ fn rollback(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step
         let will_switch = |report: &ReplicaStatus| {
             serves(report, &now.version) && (!edited || report.resident.is_some() && report.resident == state.active)
         };
-        pod.ready && pod.report.is_some_and(will_switch)
+        pod.ready && (pod.report.is_some_and(will_switch) || canary::is_given_a_share(pod, now))
     };
     if world.pods.iter().any(lags) && world.now < until {
         return (state, None);
     }
     // A pod that is late still follows activeVersion by itself.
-    state.rollout = None;
-    (state, Some(Transition::RolledBack { version: now.version.clone() }))
+    (bake::resume(state), Some(Transition::RolledBack { version: now.version.clone() }))
 }
 
 fn settle(mut state: RolloutState, version: &str) -> Step {
@@ -760,6 +771,7 @@ fn rollout(world: &World, version: &str, step: RolloutStep, plan: String, time: 
         bake: None,
         turn: None,
         alone: None,
+        canary: None,
     }
 }
 
@@ -805,8 +817,7 @@ fn named_versions(world: &World, state: &RolloutState) -> Vec<NamedVersion> {
 /// changes the state. While they prepare and bake it is: edits that come faster than bakes end leave no other time.
 fn surplus(world: &World, state: &RolloutState) -> Vec<String> {
     let Some(spec) = world.spec else { return Vec::new() };
-    let switches =
-        state.rollout.as_ref().is_some_and(|now| !matches!(now.step, RolloutStep::Prepare | RolloutStep::Bake));
+    let switches = state.rollout.as_ref().is_some_and(|now| !now.step.has_candidate() && now.step != RolloutStep::Bake);
     if switches || state != world.state {
         return Vec::new();
     }

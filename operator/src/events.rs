@@ -126,6 +126,9 @@ pub(crate) fn describe(transition: &Transition) -> (EventType, &'static str, Str
             (Normal, "RolloutReplaced", format!("pods prepare {version} instead of {old}"))
         }
         Transition::Cancelled { version, why } => (Normal, "RolloutCancelled", format!("{version} is given up: {why}")),
+        Transition::Canary { version, share, step, steps } => {
+            (Normal, "RolloutCanary", format!("{share} of the requests go to {version} (step {step} of {steps})"))
+        }
         Transition::Committed { version } => {
             (Normal, "RolloutCommitted", format!("enough pods have prepared {version}: all are told to switch"))
         }

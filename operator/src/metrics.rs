@@ -76,7 +76,7 @@ impl RolloutOutcome {
         let after = after.filter(|after| bakes(before) && !bakes(after))?;
         match after.step {
             // Its time was over.
-            RolloutStep::Prepare => Some(Self::Settled),
+            RolloutStep::Prepare | RolloutStep::Canary => Some(Self::Settled),
             RolloutStep::Commit => Some(Self::Superseded),
             // That one is counted when it is done.
             RolloutStep::Rollback | RolloutStep::Bake | RolloutStep::Unknown(_) => None,
@@ -92,7 +92,10 @@ impl RolloutOutcome {
             Transition::Settled { .. } => Some(Self::Settled),
             Transition::Rejected { .. } => Some(Self::Rejected),
             Transition::RolledBack { .. } => Some(Self::RolledBack),
-            Transition::Committed { .. } | Transition::Baking { .. } | Transition::RollingBack { .. } => None,
+            Transition::Canary { .. }
+            | Transition::Committed { .. }
+            | Transition::Baking { .. }
+            | Transition::RollingBack { .. } => None,
         }
     }
 }

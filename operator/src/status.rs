@@ -216,7 +216,7 @@ fn up_to_date(inputs: &ServiceInputs) -> NewCondition {
         }
         Some(rollout) => {
             let waits = rollout.message.as_deref().map(|message| format!(": {message}")).unwrap_or_default();
-            let holds = rollout.step == RolloutStep::Prepare && spec.holds(&rollout.version);
+            let holds = rollout.step.has_candidate() && spec.holds(&rollout.version);
             let otherwise = if holds { Reason::Paused } else { Reason::RollingOut };
             let reason = rollout.wait_reason.map_or(otherwise, Reason::from);
             new(UpToDate, false, reason, format!("{} of {}{waits}", rollout.step.as_str(), rollout.version))

@@ -15,11 +15,12 @@ use gantry_crds::{
     InferenceService, InferenceServiceSpec,
     address::credential,
     inference_service::{
-        CacheMode, DriftGate, DriftReference, ModelSpec, OBJECT_NAME_RULE, PodSpec, PrefixCacheSpec, PromptsGate,
-        RollbackSignals, RolloutStrategy, RuntimeSpec, SourceSpec, cache_bytes, is_object_name,
+        CANARY_STEPS_MAX, CacheMode, CanarySpec, DriftGate, DriftReference, ModelSpec, OBJECT_NAME_RULE, PodSpec,
+        PrefixCacheSpec, PromptsGate, RollbackSignals, RolloutStrategy, RuntimeSpec, SourceSpec, cache_bytes,
+        is_object_name,
     },
     revision::{is_same, judged_by, version_name},
-    scalars::PositiveQuantity,
+    scalars::{Percent, PositiveQuantity},
     status::NamedVersion,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -62,8 +63,21 @@ pub struct ValidService {
     pub prompts_config_map: Option<String>,
     /// Whether a candidate is compared with the active version.
     pub compares: bool,
+    /// Shares of the requests that go to a candidate before all do, rising.
+    pub canary: Vec<CanaryStep>,
     /// Superseded versions that are kept.
     pub history_limit: usize,
+}
+
+/// A share of the requests that goes to a candidate for a while.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CanaryStep {
+    /// The share, as it is spelled.
+    pub share: Percent,
+    /// The same as a number: [`Percent::parts`].
+    pub parts: u32,
+    /// How long it is watched so.
+    pub bake: Duration,
 }
 
 /// The version that a spec asks for.
@@ -92,6 +106,12 @@ impl ValidService {
     #[must_use]
     pub fn holds(&self, version: &str) -> bool {
         self.paused && self.promote.as_deref() != Some(version)
+    }
+
+    /// Whether a candidate needs the active version in its own pod.
+    #[must_use]
+    pub fn needs_both(&self) -> bool {
+        self.compares || !self.canary.is_empty()
     }
 
     /// Whether this version is not to be rolled out.
@@ -305,6 +325,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
     if let Some(drift) = &spec.rollout.gates.drift {
         problems.drift(drift, spec.rollout.strategy);
     }
+    let canary = spec.rollout.canary.as_ref().map(|canary| problems.canary(canary, spec.rollout.strategy));
     let progress_deadline = problems.parsed("spec.rollout.progressDeadline", spec.rollout.progress_deadline.to_std());
     let valid = ValidService {
         wanted: WantedVersion {
@@ -329,6 +350,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         pod,
         prompts_config_map: spec.rollout.gates.prompts.as_ref().map(prompts_config_map),
         compares: spec.rollout.gates.drift.is_some(),
+        canary: canary.unwrap_or_default(),
         history_limit: usize::try_from(spec.revision_history_limit).unwrap_or(0),
     };
     if problems.0.is_empty() { Ok(valid) } else { Err(Problems(problems.0)) }
@@ -482,6 +504,44 @@ impl Collector {
         }
     }
 
+    fn canary(&mut self, spec: &CanarySpec, strategy: RolloutStrategy) -> Vec<CanaryStep> {
+        const CANARY: &str = "spec.rollout.canary";
+        const STEPS: &str = "spec.rollout.canary.steps";
+        if matches!(strategy, RolloutStrategy::BlueGreen | RolloutStrategy::HoldRequests) {
+            self.invalid(
+                CANARY,
+                "a share of the requests goes to the new model while the active one answers the rest, and BlueGreen and \
+                 HoldRequests do not keep both in a pod; use Auto or InPlaceSwap, or leave it out",
+            );
+        }
+        if !(1..=CANARY_STEPS_MAX as usize).contains(&spec.steps.len()) {
+            self.invalid(STEPS, format!("give from 1 to {CANARY_STEPS_MAX} of them, or leave canary out"));
+        }
+        let mut steps: Vec<CanaryStep> = Vec::new();
+        for (index, step) in spec.steps.iter().enumerate() {
+            let (parts, bake) = match (step.share.parts(), step.bake.to_std()) {
+                (Ok(parts), Ok(bake)) => (parts, bake),
+                (Err(error), _) => {
+                    self.invalid(STEPS, format!("[{index}].share: {error}"));
+                    continue;
+                }
+                (_, Err(error)) => {
+                    self.invalid(STEPS, format!("[{index}].bake: {error}"));
+                    continue;
+                }
+            };
+            if parts == 0 || parts >= Percent::WHOLE {
+                let advice = "use more than 0% and less than 100%; after the last step all requests go over";
+                self.invalid(STEPS, format!("[{index}].share: {advice}"));
+            }
+            if steps.last().is_some_and(|before| before.parts >= parts) {
+                self.invalid(STEPS, format!("[{index}].share: give a larger one than that of the step before"));
+            }
+            steps.push(CanaryStep { share: step.share.clone(), parts, bake });
+        }
+        steps
+    }
+
     /// A name that no object has would break only when somebody asks for it.
     fn object_name(&mut self, field: &'static str, name: &str) {
         if !is_object_name(name) {
@@ -577,6 +637,34 @@ mod tests {
         assert_eq!(valid.bake, Duration::from_secs(600));
         assert_eq!((valid.replicas, valid.history_limit, valid.keep_resident), (1, 5, true));
         assert!(valid.wanted.name.starts_with("chat-"));
+    }
+
+    #[test]
+    fn shares_of_a_canary_rise_and_are_refused_where_pods_do_not_keep_both() {
+        let rollout = |strategy: &str, steps: Value| {
+            validate(&service(json!({"rollout": {"strategy": strategy, "canary": {"steps": steps}}})))
+        };
+        let step = |share: &str| json!({"share": share, "bake": "5m"});
+        let valid = rollout("Auto", json!([step("0.5%"), step("25%")])).unwrap();
+        let told: Vec<_> = valid.canary.iter().map(|step| (step.share.0.as_str(), step.parts, step.bake)).collect();
+        let bake = Duration::from_secs(300);
+        assert_eq!(told, [("0.5%", 500_000, bake), ("25%", 25_000_000, bake)]);
+        assert!(valid.needs_both() && !validate(&service(json!({}))).unwrap().needs_both());
+        for (strategy, steps, told) in [
+            ("BlueGreen", json!([step("5%")]), "spec.rollout.canary: a share of the requests"),
+            ("HoldRequests", json!([step("5%")]), "use Auto or InPlaceSwap"),
+            ("Auto", json!([]), "give from 1 to 8"),
+            ("Auto", json!(vec![step("5%"); 9]), "give from 1 to 8"),
+            ("Auto", json!([step("5%"), step("5.0%")]), "[1].share: give a larger one"),
+            ("Auto", json!([step("25%"), step("5%")]), "[1].share: give a larger one"),
+            ("Auto", json!([step("0%")]), "[0].share: use more than 0%"),
+            ("Auto", json!([step("100%")]), "less than 100%"),
+            ("Auto", json!([step("five")]), "[0].share: \"five\" is not a percentage"),
+            ("Auto", json!([{"share": "5%", "bake": "soon"}]), "[0].bake: \"soon\" is not a duration"),
+        ] {
+            let problems = rollout(strategy, steps.clone()).unwrap_err();
+            assert!(problems.any_invalid() && problems.to_string().contains(told), "{strategy} {steps}: {problems}");
+        }
     }
 
     #[test]

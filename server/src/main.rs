@@ -190,7 +190,7 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<ExitCode> {
             bar.abort();
             console::loaded();
             let version = loaded?;
-            router.set(Routing { active: Some(Arc::clone(&version)), previous: None });
+            router.set(Routing { active: Some(Arc::clone(&version)), ..Routing::default() });
             tell_ready(&url, &version);
             stop.disarm();
             anyhow::Ok(())
@@ -284,10 +284,11 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<Exit
         Ok(agent) => agent?.context("the agent failed")?,
         Err(_) => tracing::warn!("the agent did not end within {AGENT_STOP_LIMIT:?}"),
     }
-    let Routing { active, previous } = router.routing();
+    let Routing { active, canary, previous } = router.routing();
     router.set(Routing::default());
     router.held().close();
-    let retiring = active.into_iter().chain(previous).map(|version| version.retire(Duration::ZERO));
+    let loaded = active.into_iter().chain(canary.map(|(candidate, _)| candidate)).chain(previous);
+    let retiring = loaded.map(|version| version.retire(Duration::ZERO));
     futures::future::join_all(retiring).await;
     ended.told().await;
     anyhow::ensure!(asked_to_end, "the agent ended by itself");

@@ -441,8 +441,10 @@ struct Resident(Vec<ResidentVersion>);
 
 struct ResidentVersion {
     labels: VersionLabels,
-    /// Whether it answers; else it is kept as the way back.
+    /// Whether it is the active one; else it is a candidate, or kept as the way back.
     is_active: bool,
+    /// The share of the new requests that goes to it.
+    share: f64,
     stats: VersionStats,
     model: Option<ModelInfo>,
 }
@@ -456,23 +458,32 @@ impl ResidentVersion {
 impl Resident {
     fn of(router: &Router) -> Self {
         let routing = router.routing();
-        let read = |(version, is_active): (Option<Arc<Version>>, bool)| {
+        let read = |(version, is_active, share): (Option<Arc<Version>>, bool, f64)| {
             let version = version?;
             Some(ResidentVersion {
                 labels: VersionLabels::of(&version),
                 is_active,
+                share,
                 stats: version.stats(),
                 model: version.model(),
             })
         };
-        Self([(routing.active, true), (routing.previous, false)].into_iter().filter_map(read).collect())
+        let (candidate, share) = routing.canary.map_or((None, 0.0), |(version, share)| (Some(version), share.ratio()));
+        let all = [(routing.active, true, 1.0 - share), (candidate, false, share), (routing.previous, false, 0.0)];
+        Self(all.into_iter().filter_map(read).collect())
     }
 
     fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let help = "1 for the version that answers, 0 for the one before it, which is kept loaded for a while";
+        let help = "1 for the active version, 0 for a candidate that answers a share of the requests, and for the version before it, \
+                    which is kept loaded for a while";
         let mut family = encoder.encode_descriptor("version_active", help, None, MetricType::Gauge)?;
         for version in &self.0 {
             ConstGauge::new(i64::from(version.is_active)).encode(family.encode_family(&version.labels())?)?;
+        }
+        let help = "Share of the new requests that goes to the version";
+        let mut family = encoder.encode_descriptor("version_share", help, None, MetricType::Gauge)?;
+        for version in &self.0 {
+            ConstGauge::new(version.share).encode(family.encode_family(&version.labels())?)?;
         }
         for (name, help, kind, figure) in FIGURES {
             let mut family = encoder.encode_descriptor(name, help, None, *kind)?;

@@ -1,7 +1,7 @@
 //! Which version answers: one pointer, swapped whole.
 //!
-//! A request reads [`Router::active`] once, at submission, and keeps that [`Version`] to its last token, so no answer
-//! mixes two models. The pointer is written only by whoever changes models: the agent in a pod, [`crate::serve`]
+//! A request reads this pointer once, at submission, and keeps that [`Version`] to its last token, so no answer
+//! mixes two models. While a candidate answers a share of the requests, it is the conversation that says whose a request is. The pointer is written only by whoever changes models: the agent in a pod, [`crate::serve`]
 //! elsewhere. Absent: loading, validating and retiring; a router holds versions, it does not make or end them.
 
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use gantry_crds::status::ModelState;
+use gantry_rollout::{Conversation, Share};
 use tokio::sync::watch;
 
 use crate::hold::Hold;
@@ -17,8 +18,10 @@ use crate::version::Version;
 /// What is in force: set as one, so no reader sees half of a change.
 #[derive(Clone, Default)]
 pub struct Routing {
-    /// The version that gets every new request; `None` before the first one is ready.
+    /// The version that gets every new request that goes to no other one; `None` before the first one is ready.
     pub active: Option<Arc<Version>>,
+    /// The candidate that a share of the new requests goes to.
+    pub canary: Option<(Arc<Version>, Share)>,
     /// The version before it, resident while a way back is wanted.
     pub previous: Option<Arc<Version>>,
 }
@@ -49,7 +52,16 @@ impl Router {
         })
     }
 
-    /// The version that a request submitted now is bound to.
+    /// The candidate that a request of this conversation is bound to, if it is submitted now and is of those that the candidate
+    /// answers. While its workers answer nobody, none is.
+    #[must_use]
+    pub fn canary_of<'a>(&self, conversation: impl FnOnce() -> &'a Conversation) -> Option<Arc<Version>> {
+        let routing = self.routing.load();
+        let (version, share) = routing.canary.as_ref().filter(|(version, _)| version.is_up())?;
+        share.takes(&version.spec().name, conversation()).then(|| Arc::clone(version))
+    }
+
+    /// The version that a request submitted now is bound to, unless it goes to a [candidate](Self::canary_of).
     #[must_use]
     pub fn active(&self) -> Option<Arc<Version>> {
         self.routing.load().active.clone()

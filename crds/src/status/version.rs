@@ -58,6 +58,8 @@ open_enum!(
         Validating,
         /// Every pod can switch to it.
         Prepared,
+        /// It answers a share of the requests.
+        Canary,
         /// Pods switch to it.
         Promoting,
         /// It answers, and the previous one stays loaded.

@@ -715,6 +715,43 @@ func TestMemoryThatNoPodServesWithIsRefused(t *testing.T) {
 	}
 }
 
+// Each step of a canary has a larger share than the one before, and none has nothing or all.
+func TestSharesOfACanaryRise(t *testing.T) {
+	rules := specRules(t)
+	judge := func(strategy string, shares ...string) string {
+		var steps []any
+		for _, share := range shares {
+			steps = append(steps, map[string]any{"share": share, "bake": "5m"})
+		}
+		rollout := map[string]any{"strategy": strategy, "gates": map[string]any{}, "drainTimeout": "120s", "canary": map[string]any{"steps": steps}}
+		return rules(map[string]any{"rollout": rollout})
+	}
+	for _, good := range [][]string{{"5%"}, {"5%", "25%"}, {"0.5%", "1%", "5%", "9%", "10%", "25%", "50%", "99.9%"}} {
+		for _, strategy := range []string{"Auto", "InPlaceSwap"} {
+			if refused := judge(strategy, good...); refused != "<nil>" {
+				t.Errorf("%s %v: %s", strategy, good, refused)
+			}
+		}
+	}
+	for _, bad := range []struct {
+		strategy string
+		shares   []string
+		told     string
+	}{
+		{"Auto", []string{"25%", "5%"}, "a larger share than the one before"},
+		{"Auto", []string{"9%", "10%", "10.0%"}, "a larger share than the one before"},
+		{"Auto", []string{"0%"}, "more than 0% and less than 100%"},
+		{"Auto", []string{"5%", "100%"}, "more than 0% and less than 100%"},
+		{"Auto", []string{"5"}, "use a percentage"},
+		{"BlueGreen", []string{"5%"}, "do not keep both in a pod"},
+		{"HoldRequests", []string{"5%"}, "do not keep both in a pod"},
+	} {
+		if refused := judge(bad.strategy, bad.shares...); !strings.Contains(refused, bad.told) {
+			t.Errorf("%s %v: %q", bad.strategy, bad.shares, refused)
+		}
+	}
+}
+
 func TestNamesThatNoObjectHasAreRefused(t *testing.T) {
 	rules := specRules(t)
 	source := func(name string) map[string]any {

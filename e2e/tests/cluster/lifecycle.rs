@@ -212,6 +212,12 @@ fn merge(object: &mut Value, change: &Value) {
     }
 }
 
+/// A rollout with these steps of a canary.
+fn canary(strategy: &str, steps: &[(&str, &str)]) -> Value {
+    let steps: Vec<_> = steps.iter().map(|(share, bake)| json!({"share": share, "bake": bake})).collect();
+    json!({"strategy": strategy, "canary": {"steps": steps}})
+}
+
 /// What is changed in a good object, and what the API server must say to it.
 fn invalid_specs() -> Vec<(Value, &'static str)> {
     let sha = "a".repeat(64);
@@ -291,6 +297,15 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
         (rollout(json!({"gates": {"drift": {"minAgreement": "0.9"}}})), "percentage"),
         (rollout(json!({"strategy": "BlueGreen", "gates": {"drift": {}}})), "use Auto or InPlaceSwap"),
         (rollout(json!({"strategy": "HoldRequests", "gates": {"drift": {}}})), "use Auto or InPlaceSwap"),
+        (rollout(canary("HoldRequests", &[("5%", "5m")])), "BlueGreen and HoldRequests do not keep both in a pod"),
+        (rollout(canary("Auto", &[])), "spec.rollout.canary.steps"),
+        (rollout(canary("Auto", &[("5%", "5m"); 9])), "spec.rollout.canary.steps"),
+        (rollout(canary("Auto", &[("25%", "5m"), ("5%", "5m")])), "give each step a larger share than the one before"),
+        (rollout(canary("Auto", &[("5%", "5m"), ("5.0%", "5m")])), "give each step a larger share than the one before"),
+        (rollout(canary("Auto", &[("0%", "5m")])), "use more than 0% and less than 100%"),
+        (rollout(canary("InPlaceSwap", &[("5%", "5m"), ("100%", "5m")])), "after the last step all requests go over"),
+        (rollout(canary("Auto", &[("5", "5m")])), "a percentage from 0% to 100%"),
+        (rollout(canary("Auto", &[("5%", "0s")])), "a duration such as 30s, 15m or 1h30m"),
         (
             rollout(json!({"gates": {"performance": {"minDecodeRatio": "0.9"}}})),
             "carries out memory, prompts and drift",

@@ -7,6 +7,7 @@
 mod access;
 mod answers;
 mod blue_green;
+mod canary;
 mod deletion;
 mod evictions;
 mod faults;

@@ -3,7 +3,7 @@
 //! Pods keep the image that they were made with, so that their agents may be of an earlier release than the spec. One that
 //! does not know a gate leaves it out and says that the version is prepared; what it says so is not taken for a verdict.
 
-use gantry_crds::status::{AgentStatus, GateName, RolloutStatus};
+use gantry_crds::status::{AgentStatus, GateName, RolloutStatus, StrategyName};
 
 use super::{CountedPod, World, is_prepared};
 use crate::validate::{RESTART_ANNOTATION, ValidService};
@@ -41,7 +41,13 @@ pub(super) fn lacks(world: &World, pod: &CountedPod, now: &RolloutStatus) -> Opt
         (Some(gate), _) => format!("gate {}", gate.as_str()),
         (None, false) => format!("strategy {}", now.strategy().as_str()),
         // It would not be watched by that.
-        (None, true) => format!("signal {}", signal()?),
+        (None, true) => match signal() {
+            Some(signal) => format!("signal {signal}"),
+            None if !spec.canary.is_empty() && !agent.canary && now.strategy() == StrategyName::InPlaceSwap => {
+                "share of requests (spec.rollout.canary)".to_owned()
+            }
+            None => return None,
+        },
     };
     Some(format!(
         "the agent of {} does not know the {what}: replace the pods by ones of this release's image (annotate the service \

@@ -34,7 +34,7 @@ pub(super) fn set_aside(world: &World, state: &RolloutState) -> Option<BakeStatu
             judged: now.judged.clone(),
             strategy: now.strategy.filter(|_| hold::is_hold(now)),
         }),
-        RolloutStep::Prepare => now.bake.clone(),
+        RolloutStep::Prepare | RolloutStep::Canary => now.bake.clone(),
         _ => None,
     }
 }
@@ -110,5 +110,6 @@ fn as_rollout(bake: BakeStatus, version: String) -> RolloutStatus {
         bake: None,
         turn: None,
         alone: None,
+        canary: None,
     }
 }

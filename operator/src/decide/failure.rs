@@ -223,7 +223,7 @@ fn unsteady(world: &World, now: &RolloutStatus) -> Option<String> {
 
 /// The pods that are not prepared, if there are any, and how far each is: with `figures` where it is told once, since each change
 /// of them would be a write.
-fn waiting_for(world: &World, now: &RolloutStatus, figures: bool) -> Option<String> {
+pub(super) fn waiting_for(world: &World, now: &RolloutStatus, figures: bool) -> Option<String> {
     let figure = |candidate: &CandidateStatus| {
         let summary = candidate.progress.as_ref().and_then(|progress| progress.summary.as_ref()).filter(|_| figures);
         summary.map(|summary| format!(" ({summary})")).unwrap_or_default()

@@ -12,7 +12,7 @@ use gantry_crds::status::{BreachStatus, GateName, GateVerdict, ReplicaHealth, Re
 use jiff::Timestamp;
 
 use super::{
-    CountedPod, World, after, agents, candidate_report,
+    CountedPod, World, after, agents, canary, candidate_report,
     failure::{Failure, said_of},
     has_prepared, hold, is_prepared, serves, sides, template,
 };
@@ -95,6 +95,37 @@ pub(super) fn judge_candidate(world: &World, now: &RolloutStatus) -> Candidacy {
         (true, Some(failure)) => Candidacy::Refused(failure.of_some(refused, world.judges().count() + to_come)),
         (true, None) => Candidacy::Refused(Failure::of_deadline(world, now, prepared)),
     }
+}
+
+/// Judges a candidate that answers a share of the requests, by its figures: why it has to be taken back. The rule is that of a bake,
+/// and what else pods say of a candidate is [`judge_candidate`]'s.
+pub(super) fn judge_canary(world: &World, now: &RolloutStatus) -> Option<Failure> {
+    let (mut breaches, mut refusals, mut fine) = (Vec::new(), 0, 0);
+    for pod in world.judges() {
+        let canary = canary::report(pod, now);
+        match canary.and_then(|canary| canary.breach.as_ref()) {
+            Some(breach) => breaches.push(Failure::of_breach(pod, breach)),
+            None if Failure::of_candidate(pod, now).is_some() => refusals += 1,
+            // One that was asked too little does not do better than one that was asked, and answered badly.
+            None => {
+                let can_tell = !canary.is_some_and(|canary| canary.too_few_requests);
+                fine += usize::from(can_tell && agents::has_prepared(world, pod, now));
+            }
+        }
+    }
+    let failed = breaches.len() + refusals;
+    let is_its_own = is_versions(failed, failed + fine + template::to_come(world));
+    breaches.into_iter().next().filter(|_| is_its_own)
+}
+
+/// The pods that do without a candidate which answers a share of the requests, and why.
+pub(super) fn left_out(world: &World, now: &RolloutStatus) -> Option<String> {
+    let trouble = |pod: &CountedPod| {
+        let breach = canary::report(pod, now)?.breach.as_ref()?;
+        Some(format!("{}: {}", pod.name, said_of(breach)))
+    };
+    let left: Vec<_> = world.judges().filter_map(trouble).collect();
+    (!left.is_empty()).then(|| format!("goes on without {}", some_of(&left, ", ")))
 }
 
 /// Whether one pod's refusal by this gate is the version's. What is in a file is the same in every pod, once its digest has

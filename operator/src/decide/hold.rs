@@ -21,6 +21,7 @@ use gantry_crds::{
 };
 
 use super::{CountedPod, Failure, RolloutState, World, agents, candidate_report, is_prepared, serves, sides};
+use crate::validate::ValidService;
 
 pub(super) fn is_hold(now: &RolloutStatus) -> bool {
     now.strategy() == StrategyName::HoldRequests
@@ -84,12 +85,12 @@ pub(super) fn goes_over_by(world: &World, state: &RolloutState) -> Option<Strate
 }
 
 /// Whether pods are going over from one version to another by it, and can for the candidate: one that is to be compared with the active
-/// version needs that beside it.
+/// version, or to share the requests with it, needs that beside it.
 pub(super) fn is_under_way(world: &World, state: &RolloutState) -> bool {
     let prepares = |now: &RolloutStatus| is_hold(now) && now.step == RolloutStep::Prepare;
     let is_its_way = state.goes_over_by == Some(StrategyName::HoldRequests);
-    let compares = world.spec.is_some_and(|spec| spec.compares);
-    !compares && (state.rollout.as_ref().is_some_and(prepares) || (is_its_way && any_is_behind(world, state)))
+    let needs_both = world.spec.is_some_and(ValidService::needs_both);
+    !needs_both && (state.rollout.as_ref().is_some_and(prepares) || (is_its_way && any_is_behind(world, state)))
 }
 
 /// Whether a pod answers with another version than the active one, or with none.
@@ -123,11 +124,11 @@ pub(super) fn last_resort(world: &World, alone: Option<&AloneStatus>, beside: &s
 }
 
 /// Whether Auto can go on by it at once: the candidate lacks the memory beside the active version, and there cannot be a second set of
-/// pods. One that is to be compared with the active version needs it beside it.
+/// pods. One that is to be compared with the active version, or to share the requests with it, needs it beside it.
 pub(super) fn helps(world: &World, now: &RolloutStatus, failure: &Failure) -> bool {
-    let compares = world.spec.is_some_and(|spec| spec.compares);
+    let needs_both = world.spec.is_some_and(ValidService::needs_both);
     failure.gate == GateName::Memory
-        && !compares
+        && !needs_both
         && now.strategy() == StrategyName::InPlaceSwap
         && !sides::can_begin(world)
 }

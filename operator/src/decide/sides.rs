@@ -23,7 +23,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::{
     Candidacy, CountedPod, Failure, RolloutState, SidesSeen, Step, World, after, agents, fleet, hold, serves, take_back,
 };
-use crate::limits::{self, NO_READY_POD_PATIENCE, NO_ROOM_PATIENCE};
+use crate::{
+    limits::{self, NO_READY_POD_PATIENCE, NO_ROOM_PATIENCE},
+    validate::ValidService,
+};
 
 /// How the candidate that begins now is to replace the version that answers.
 pub(super) fn strategy(world: &World, state: &RolloutState) -> StrategyName {
@@ -58,12 +61,12 @@ pub(super) fn can_begin(world: &World) -> bool {
 }
 
 /// Whether the memory that a candidate lacks beside the active version is what a second set of pods would have. One that is to be
-/// compared with the active version needs it in its own pod.
+/// compared with the active version, or to share the requests with it, needs it in its own pod.
 pub(super) fn helps(world: &World, state: &RolloutState, now: &RolloutStatus, failure: &Failure) -> bool {
     let is_auto = world.spec.is_some_and(|spec| spec.strategy == RolloutStrategy::Auto);
     let lacks_room = failure.gate == GateName::Memory && state.active.is_some();
-    let compares = world.spec.is_some_and(|spec| spec.compares);
-    is_auto && lacks_room && !compares && now.strategy() == StrategyName::InPlaceSwap && can_begin(world)
+    let needs_both = world.spec.is_some_and(ValidService::needs_both);
+    is_auto && lacks_room && !needs_both && now.strategy() == StrategyName::InPlaceSwap && can_begin(world)
 }
 
 /// Judges a candidate by the pods of its side: as many have to be ready with it as there should be, or more than half once the

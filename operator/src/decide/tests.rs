@@ -57,6 +57,7 @@ pub(super) fn report(pod: &str, at: i64) -> ReplicaStatus {
         candidate: None,
         breach: None,
         too_few_requests: false,
+        canary: None,
         memory: None,
         degradation: None,
         agent: None,
@@ -88,6 +89,7 @@ pub(super) fn can_answer(report: &ReplicaStatus) -> bool {
 }
 
 /// A world that a test changes and steps.
+#[derive(Clone)]
 pub(super) struct Scene {
     pub(super) spec: Option<ValidService>,
     pub(super) state: RolloutState,

@@ -1,6 +1,6 @@
 //! The steps that a rollout makes, for Events, metrics and the log.
 
-use gantry_crds::status::GateName;
+use gantry_crds::{scalars::Percent, status::GateName};
 
 /// A step of a rollout.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +18,17 @@ pub enum Transition {
         version: String,
         /// Why.
         why: &'static str,
+    },
+    /// Another share of the requests goes to the candidate.
+    Canary {
+        /// The candidate.
+        version: String,
+        /// Its share from now on.
+        share: Percent,
+        /// Which step this is, from 1 on.
+        step: i32,
+        /// How many there are.
+        steps: i32,
     },
     /// The pods are prepared and switch.
     Committed {
@@ -66,6 +77,7 @@ impl Transition {
         match self {
             Self::Started { version, .. }
             | Self::Cancelled { version, .. }
+            | Self::Canary { version, .. }
             | Self::Committed { version }
             | Self::Baking { version }
             | Self::Settled { version }

@@ -203,6 +203,19 @@ fn what_bakes_promises_no_version_to_be_loaded() {
 }
 
 #[test]
+fn a_version_that_answers_a_share_says_which() {
+    let canary =
+        json!({"share": "5%", "step": 1, "steps": 2, "since": "2026-01-01T00:00:00Z", "until": "2026-01-01T00:05:00Z"});
+    let sharing = state(json!({"activeVersion": "chat-old", "candidateVersion": NAME, "rollout": {
+        "version": NAME, "step": "Canary", "attempt": 1, "plan": "p", "startedAt": "2026-01-01T00:00:00Z",
+        "deadline": "2026-01-01T00:20:00Z", "message": "5% of the requests go to it (step 1 of 2)", "canary": canary}}));
+    let status = status(None, &sharing, &sharing, &[]);
+    assert_eq!((status.phase, status.role), (Some(VersionPhase::Canary), Some(VersionRole::Candidate)));
+    assert_eq!(status.message.as_deref(), Some("5% of the requests go to it (step 1 of 2)"));
+    assert_eq!(condition(&status, "Validated"), "True");
+}
+
+#[test]
 fn a_rejected_version_says_so_for_good() {
     let rejected = state(
         json!({"activeVersion": "chat-old", "rejected": {"version": NAME, "judged": "x", "gate": "Deadline",

@@ -118,6 +118,7 @@ fn phase(inputs: &VersionInputs, name: &str, reports: &[&CandidateStatus], old: 
         (VersionRole::Active, Some(RolloutStep::Commit)) => VersionPhase::Promoting,
         (VersionRole::Active, Some(RolloutStep::Bake)) => VersionPhase::Baking,
         (VersionRole::Active, _) => VersionPhase::Active,
+        (VersionRole::Candidate, Some(RolloutStep::Canary)) => VersionPhase::Canary,
         (VersionRole::Candidate, _) => candidate_phase(inputs, name, reports),
         _ => match state.rejected.as_ref().filter(|rejected| rejected.version == name).map(|rejected| rejected.outcome)
         {
@@ -232,9 +233,11 @@ fn reason(
 ) -> String {
     let waits = inputs.state.rollout.as_ref().and_then(|rollout| rollout.wait_reason);
     match phase {
-        VersionPhase::Pending | VersionPhase::Fetching | VersionPhase::Validating | VersionPhase::Prepared => {
-            waits.map_or(Reason::RollingOut, Reason::from).as_str().to_owned()
-        }
+        VersionPhase::Pending
+        | VersionPhase::Fetching
+        | VersionPhase::Validating
+        | VersionPhase::Prepared
+        | VersionPhase::Canary => waits.map_or(Reason::RollingOut, Reason::from).as_str().to_owned(),
         VersionPhase::Promoting | VersionPhase::Baking | VersionPhase::Active => {
             Reason::AsRequested.as_str().to_owned()
         }
@@ -265,7 +268,11 @@ fn message(
     let answers = if inputs.any_runs { "answers" } else { NO_POD };
     let elsewhere = || readdressed(inputs.version, state).map(|address| format!("; {address}")).unwrap_or_default();
     match phase {
-        VersionPhase::Pending | VersionPhase::Fetching | VersionPhase::Validating | VersionPhase::Prepared => {
+        VersionPhase::Pending
+        | VersionPhase::Fetching
+        | VersionPhase::Validating
+        | VersionPhase::Prepared
+        | VersionPhase::Canary => {
             let message = rollout.and_then(|rollout| rollout.message.as_deref()).unwrap_or("waits for pods");
             format!("{message}{}", elsewhere())
         }
@@ -290,7 +297,9 @@ fn message(
             _ => {
                 let by = state.candidate.as_ref().or(state.active.as_ref());
                 let never = match old_phase {
-                    Some(VersionPhase::Active | VersionPhase::Baking | VersionPhase::Promoting) => "",
+                    Some(
+                        VersionPhase::Active | VersionPhase::Baking | VersionPhase::Promoting | VersionPhase::Canary,
+                    ) => "",
                     _ => " before it answered",
                 };
                 let by = if never.is_empty() { state.active.as_ref() } else { by };
@@ -329,7 +338,8 @@ fn conditions(
     any_runs: bool,
     passed_everywhere: impl Fn(GateName) -> bool,
 ) -> [NewCondition; 5] {
-    let answered = matches!(phase, VersionPhase::Promoting | VersionPhase::Baking | VersionPhase::Active);
+    let answered =
+        matches!(phase, VersionPhase::Canary | VersionPhase::Promoting | VersionPhase::Baking | VersionPhase::Active);
     let of_gates = |type_: ConditionType, names: &[GateName]| {
         let was_true = || status.conditions.iter().any(|old| old.type_ == type_.as_str() && old.status == "True");
         let holds = || answered || was_true() || names.iter().all(|gate| passed_everywhere(*gate));
@@ -369,6 +379,7 @@ fn conditions(
     };
     let serving = match phase {
         _ if answered && !any_runs => (Some(false), Reason::NoPodReady, NO_POD),
+        VersionPhase::Canary => (Some(true), Reason::RollingOut, "it answers a share of the requests"),
         _ if answered => (Some(true), Reason::AsRequested, "it answers requests"),
         VersionPhase::RolledBack => (Some(false), Reason::RolledBack, "it was taken back"),
         VersionPhase::Rejected => (Some(false), Reason::GateFailed, "it never answered"),

@@ -23,6 +23,8 @@ pub(super) enum Event {
     Write(u8),
     /// The workers of a version die whose nature that is.
     Dies(u8),
+    /// The figures of a candidate whose nature that is pass a limit.
+    Worse(u8),
     /// The Deployment's controller makes or replaces a pod.
     Deployment,
     /// A pass of the operator.
@@ -46,6 +48,8 @@ pub(super) enum Event {
     GateRefuses(u8, u8, GateName),
     /// The workers of a version fail in this pod.
     WorkerFails(u8, u8),
+    /// The figures of a candidate pass a limit in this pod alone.
+    Breaches(u8),
     /// The container begins anew: before or after each write, since these are events of their own.
     Restarts(u8),
     PodDies(u8),
@@ -62,7 +66,7 @@ pub(super) enum Event {
 impl Event {
     pub(super) fn is_fault(self) -> bool {
         use Event::{
-            Crash, GateRefuses, NodeLost, PodDies, Restarts, SeeLate, Slow, StaleObject, StalePods, Trouble,
+            Breaches, Crash, GateRefuses, NodeLost, PodDies, Restarts, SeeLate, Slow, StaleObject, StalePods, Trouble,
             WorkerFails,
         };
         matches!(
@@ -70,6 +74,7 @@ impl Event {
             Slow | SeeLate(_)
                 | GateRefuses(..)
                 | WorkerFails(..)
+                | Breaches(_)
                 | Restarts(_)
                 | PodDies(_)
                 | NodeLost(_)

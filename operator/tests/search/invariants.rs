@@ -9,6 +9,9 @@ pub(super) enum Invariant {
     SomeoneAnswers,
     /// A version answers only after a pod has passed it through every gate as a candidate, and once it was made the active one.
     OnlyValidatedAnswer,
+    /// A share of a pod's requests goes to a candidate only where that has passed in the pod and is asked for so, to none that was
+    /// taken back, and shares only rise within a rollout.
+    SharesAreProved,
     /// At rest, all pods answer with the active version and hold no other.
     PodsAgree,
     /// From every state, without further faults, the world comes to rest, with the version active that is asked for or the
@@ -56,11 +59,17 @@ pub(super) enum Broken {
     HearsOnlyRefusals,
     /// The operator forgets the way back when it switches.
     ForgetsTheWayBack,
+    /// One agent goes on with the share of a candidate that was taken back.
+    KeepsTheShare,
+    /// The operator has each step of a canary begin with the first share again.
+    LetsSharesFall,
+    /// The operator gives a share to a candidate that nobody has prepared.
+    SharesAtOnce,
 }
 
 impl Broken {
     /// Every one, and the invariant that it breaks.
-    pub(super) const ALL: [(Self, Invariant); 8] = [
+    pub(super) const ALL: [(Self, Invariant); 11] = [
         (Self::UnloadsFirst, Invariant::SomeoneAnswers),
         (Self::TakesAllForPrepared, Invariant::OnlyValidatedAnswer),
         (Self::IgnoresSwitch, Invariant::PodsAgree),
@@ -69,5 +78,13 @@ impl Broken {
         (Self::DeletesTheRest, Invariant::NothingThatServesIsDeleted),
         (Self::HearsOnlyRefusals, Invariant::OnePodIsNotTheFleet),
         (Self::ForgetsTheWayBack, Invariant::EveryWriteKeepsTheRules),
+        (Self::KeepsTheShare, Invariant::SharesAreProved),
+        (Self::LetsSharesFall, Invariant::EveryWriteKeepsTheRules),
+        (Self::SharesAtOnce, Invariant::EveryWriteKeepsTheRules),
     ];
+
+    /// Whether it is a rule of canaries.
+    pub(super) fn is_of_canary(self) -> bool {
+        matches!(self, Self::KeepsTheShare | Self::LetsSharesFall | Self::SharesAtOnce)
+    }
 }

@@ -52,6 +52,9 @@ fn scenarios() -> Vec<(&'static str, World)> {
     let settled = |pods, natures, asks: &[Option<Ask>], faults, edits| {
         World::settled(Scenario::new(pods, natures, asks), faults + more, edits)
     };
+    let shared = |pods, natures, asks: &[Option<Ask>], faults, edits| {
+        World::settled(Scenario::new(pods, natures, asks).sharing(), faults + more, edits)
+    };
     let held = |pods, natures, asks: &[Option<Ask>], faults, edits| {
         World::settled(Scenario::new(pods, natures, asks).holding(), faults + more, edits)
     };
@@ -69,6 +72,13 @@ fn scenarios() -> Vec<(&'static str, World)> {
         ("a good one, 3 pods", settled(3, GOOD, &one, 1, 1)),
         ("a refused one, 3 pods", settled(3, refused(), &one, 1, 1)),
         ("edits, 3 pods", settled(3, GOOD, &two[..2], 0, 2)),
+        ("canary, a good one, 1 pod", shared(1, GOOD, &one, 2, 1)),
+        ("canary, a good one, 2 pods", shared(2, GOOD, &one, 1, 1)),
+        ("canary, a worse one, 1 pod", shared(1, second(Nature::Worse), &one, 1, 1)),
+        ("canary, a worse one, 2 pods", shared(2, second(Nature::Worse), &one, 1, 1)),
+        ("canary, one that dies, 2 pods", shared(2, second(Nature::Dies), &one, 1, 1)),
+        ("canary, edits, 1 pod", shared(1, GOOD, &two, 1, 2)),
+        ("canary, edits, 2 pods", shared(2, second(Nature::Worse), &two, 0, 2)),
         ("held, a good one, 1 pod", held(1, GOOD, &one, 1, 1)),
         ("held, a good one, 2 pods", held(2, GOOD, &one, 1, 1)),
         ("held, a refused one, 2 pods", held(2, refused(), &one, 1, 1)),
@@ -105,8 +115,18 @@ fn nothing_that_must_not_be_can_be_reached() {
         }
     }
     // It is worth something only if it gets everywhere.
-    let all =
-        ["Baking", "Cancelled", "Committed", "Rejected", "Resumed", "RolledBack", "RollingBack", "Settled", "Started"];
+    let all = [
+        "Baking",
+        "Canary",
+        "Cancelled",
+        "Committed",
+        "Rejected",
+        "Resumed",
+        "RolledBack",
+        "RollingBack",
+        "Settled",
+        "Started",
+    ];
     assert!(only.is_some() || reached.iter().eq(&all), "{reached:?}");
 }
 
@@ -118,7 +138,9 @@ fn the_search_finds_each_broken_rule() {
         // One pod has to fail alone, or a second edit to come.
         let faults = u8::from(broken == Broken::HearsOnlyRefusals);
         let edits = if broken == Broken::BeginsTwice { 2 } else { 1 };
-        let world = World::settled(Scenario::new(3, GOOD, &asks).breaking(broken), faults, edits);
+        let scenario = Scenario::new(if broken.is_of_canary() { 2 } else { 3 }, GOOD, &asks).breaking(broken);
+        let scenario = if broken.is_of_canary() { scenario.sharing() } else { scenario };
+        let world = World::settled(scenario, faults, edits);
         match search(world) {
             Ok(searched) => panic!("{broken:?} is not found in {} states", searched.states),
             Err(trace) => {

@@ -9,10 +9,12 @@ use std::{
 
 use gantry_crds::{
     InferenceServiceStatus,
-    status::{CandidateStatus, FitStatus, GateName, GateResult, GateVerdict, ReplicaStatus, Side},
+    status::{
+        BreachStatus, CandidateStatus, FitStatus, GateName, GateResult, GateVerdict, ReplicaCanary, ReplicaStatus, Side,
+    },
 };
 use gantry_rollout::{
-    Desired, Lines, Outcome, Phase, Refusal, Versions, WorkerHealth, line,
+    Canary, Desired, Lines, Outcome, Phase, Refusal, Versions, WorkerHealth, line,
     plan::{Action, Route},
     report::{Cadence, Decision, Figures, entry},
 };
@@ -59,7 +61,7 @@ impl Asked {
         (&desired.active, &desired.previous, desired.attempt).hash(&mut hasher);
         (desired.candidate.as_ref().map(|one| (&one.version, one.attempt)), &desired.kept).hash(&mut hasher);
         desired.versions.keys().for_each(|name| name.hash(&mut hasher));
-        desired.holds.hash(&mut hasher);
+        (desired.holds, desired.canary).hash(&mut hasher);
         Arc::new(Self { desired, in_turn, hash: hasher.finish() })
     }
 
@@ -93,6 +95,8 @@ pub(super) struct Pod {
     tight: bool,
     /// Versions of which the gates end before they are loaded.
     checks: BTreeSet<String>,
+    /// The candidate whose figures passed a limit, and the attempt.
+    breached: Option<(String, i64)>,
     /// Gates that a broken agent has not called off.
     leaked: Option<Versions>,
     /// Something befell it that befell no other: its word may be about itself.
@@ -115,6 +119,7 @@ impl Pod {
             large,
             tight,
             checks: BTreeSet::new(),
+            breached: None,
             leaked: None,
             marked: false,
         }
@@ -133,6 +138,27 @@ impl Pod {
 
     pub(super) fn serving(&self) -> Option<&String> {
         self.versions.route().active.as_ref()
+    }
+
+    /// The candidate that a share of its requests goes to.
+    pub(super) fn canary(&self) -> Option<&Canary> {
+        self.versions.route().canary.as_ref()
+    }
+
+    /// The figures of the candidate that a share of its requests goes to pass a limit: the pod takes the share back by itself.
+    pub(super) fn breaches(&mut self, broken: Option<Broken>) -> Result<(), Violation> {
+        let candidate = self.asked.as_ref().and_then(|asked| asked.of_pod(&self.name).candidate.clone());
+        self.breached = candidate.map(|candidate| (candidate.version, candidate.attempt));
+        self.settle(broken)
+    }
+
+    /// Whether that has happened to what is asked of it.
+    fn is_breached(&self, desired: &Desired) -> bool {
+        let is_it = |(version, attempt): &(String, i64)| {
+            let asked = desired.candidate.as_ref().filter(|_| desired.canary.is_some());
+            asked.is_some_and(|asked| asked.version == *version && asked.attempt == *attempt)
+        };
+        self.breached.as_ref().is_some_and(is_it)
     }
 
     /// Whether requests that come to it are answered.
@@ -172,7 +198,11 @@ impl Pod {
 
     fn settle(&mut self, broken: Option<Broken>) -> Result<(), Violation> {
         let Some(asked) = self.asked.clone() else { return Ok(()) };
-        let desired = asked.of_pod(&self.name);
+        let asked = asked.of_pod(&self.name);
+        if self.breached.is_some() && !self.is_breached(asked) {
+            self.breached = None;
+        }
+        let desired = &if self.breached.is_some() { asked.without_share() } else { asked.clone() };
         let before = self.versions.clone();
         let actions = self.versions.settle(desired, self.clock, &mut self.lines);
         let switches = |action: &Action| matches!(action, Action::Route(_)) && before.route().active.is_some();
@@ -180,6 +210,12 @@ impl Pod {
             Some(Broken::IgnoresSwitch) if self.name.ends_with('1') && actions.iter().any(switches) => {
                 self.versions = before;
                 return Ok(());
+            }
+            Some(Broken::KeepsTheShare)
+                if before.route().canary.is_some() && desired.canary.is_none() && self.name.ends_with('1') =>
+            {
+                self.versions = before;
+                return self.check_share(asked);
             }
             Some(Broken::BeginsTwice) if actions.iter().any(|action| matches!(action, Action::Cancel { .. })) => {
                 self.leaked = Some(before.clone());
@@ -209,7 +245,24 @@ impl Pod {
         if !left.is_empty() {
             return Err(Invariant::ItEnds.broken(format!("{} does not settle: {left:?}", self.name)));
         }
+        self.check_share(asked)?;
         self.check()
+    }
+
+    /// A share goes to the candidate that is asked for, if it passed in this pod for that attempt, and to no other version.
+    fn check_share(&self, asked: &Desired) -> Result<(), Violation> {
+        let Some(Canary { version, share }) = self.canary() else { return Ok(()) };
+        let candidate = asked.candidate.as_ref().filter(|candidate| candidate.version == *version);
+        let passed = |attempt| {
+            let entry = self.versions.get(version);
+            entry.is_some_and(|entry| entry.passed && entry.is_up() && entry.attempt == Some(attempt))
+        };
+        let is_proved = candidate.is_some_and(|candidate| passed(candidate.attempt));
+        if is_proved && asked.canary == Some(*share) && !self.is_breached(asked) {
+            return Ok(());
+        }
+        let how = format!("{} gives {version} a share of {}, and is asked for {asked:?}", self.name, share.percent());
+        Err(Invariant::SharesAreProved.broken(how))
     }
 
     fn check(&self) -> Result<(), Violation> {
@@ -326,7 +379,12 @@ impl Pod {
             return None;
         }
         let desired = self.asked.as_ref().map(|asked| asked.of_pod(&self.name))?;
-        let snapshot = self.versions.snapshot(Some(desired), &self.lines, self.clock);
+        let mut snapshot = self.versions.snapshot(Some(desired), &self.lines, self.clock);
+        if let Some((version, _)) = self.breached.clone().filter(|_| self.is_breached(desired)) {
+            let (signal, value, limit) = ("errorRate".to_owned(), String::new(), String::new());
+            let breach = Some(BreachStatus { signal, value, limit, samples: 20 });
+            snapshot.canary = Some(ReplicaCanary { version, share: None, breach, too_few_requests: false });
+        }
         let entry = entry(&self.name, &snapshot, Figures::default(), None, NOW);
         (self.cadence.decide(&entry, replicas, self.clock + LONG) == Decision::Write).then_some(entry)
     }
@@ -341,8 +399,9 @@ impl Pod {
         (self.asked.as_ref().map(|asked| asked.hash), self.wrote).hash(hasher);
         let turn = self.asked.as_ref().map(|asked| asked.of_pod(&self.name)).map(|own| (own.has_turn, own.yields));
         (self.cut_off, self.trouble, self.large, self.marked, turn).hash(hasher);
-        let Route { active, previous, held_from } = self.versions.route();
+        let Route { active, canary, previous, held_from } = self.versions.route();
         (active, previous, held_from, &self.checks, self.versions.is_stalled()).hash(hasher);
+        (canary.as_ref().map(|canary| (&canary.version, canary.share)), &self.breached).hash(hasher);
         for (name, entry) in self.versions.iter() {
             (name, entry.phase, entry.attempt, entry.passed).hash(hasher);
             (entry.is_up(), entry.health.is_some()).hash(hasher);

@@ -19,6 +19,9 @@ pub(super) fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) 
         let active = new.active.as_ref().unwrap();
         match step {
             Some(RolloutStep::Commit) => {
+                let wants_canary = world.spec.is_some_and(|spec| !spec.canary.is_empty()) && old.active.is_some();
+                let had_one = old.rollout.as_ref().is_some_and(|rollout| rollout.step == RolloutStep::Canary);
+                prop_assert!(!wants_canary || had_one, "all go over, and no share did before");
                 // Older pods have no say, and are left behind only by a new one that answers with nothing else.
                 let idle = |pod: &CountedPod| pod.report.is_some_and(|report| report.version.is_none());
                 let mut newest = world.pods.iter().filter(|pod| !pod.outdated);
@@ -40,7 +43,8 @@ pub(super) fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) 
         prop_assert!(new.versions.iter().any(|version| version.name == *name), "{} is not described", name);
         prop_assert!(!plan.delete.contains(name), "{} is deleted", name);
     }
-    prop_assert_eq!(new.candidate.is_some(), step == Some(RolloutStep::Prepare));
+    prop_assert_eq!(new.candidate.is_some(), step.is_some_and(RolloutStep::has_candidate));
+    check_canary(world, new)?;
     let restarts = new.rollout.as_ref().map_or(0, |rollout| rollout.restarts);
     prop_assert!(restarts <= JUDGED_RESTARTS_MAX, "begun again for ever");
     check_bake(world, new)?;
@@ -71,6 +75,31 @@ fn check_bake(world: &World, new: &RolloutState) -> Result<(), TestCaseError> {
         prop_assert_eq!(ways_back.count(), usize::from(!is_candidate), "{:?}", new.versions);
     }
     prop_assert!(new.versions.len() <= 4, "the API takes no more");
+    Ok(())
+}
+
+/// A share begins as a switch does, rises with each step and never falls, and the next one comes when its time is up.
+fn check_canary(world: &World, new: &RolloutState) -> Result<(), TestCaseError> {
+    let shared = |state: &RolloutState| {
+        let rollout = state.rollout.clone()?;
+        rollout.canary.clone().map(|canary| (rollout.attempt, canary))
+    };
+    let Some((attempt, after)) = shared(new) else { return Ok(()) };
+    let step = new.rollout.as_ref().map(|rollout| rollout.step);
+    prop_assert_eq!(step, Some(RolloutStep::Canary), "a share of no canary");
+    match shared(world.state).filter(|(before, _)| *before == attempt) {
+        Some((_, before)) => {
+            let (was, is) = (before.share.parts().unwrap(), after.share.parts().unwrap());
+            prop_assert!(was <= is, "the share falls from {} to {}", before.share, after.share);
+            let over = before.until.is_some_and(|until| world.now >= until.0);
+            prop_assert!(was == is || over, "{} comes before its time", after.share);
+        }
+        None => {
+            let begun = world.state.rollout.as_ref().filter(|rollout| rollout.attempt == attempt);
+            prop_assert!(begun.is_some(), "a share of what pods were not asked to prepare");
+            check_commit(world, &new.rollout.as_ref().unwrap().version)?;
+        }
+    }
     Ok(())
 }
 

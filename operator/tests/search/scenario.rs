@@ -1,7 +1,9 @@
 //! What is searched: a number of pods, what the models are like, and what the user may ask for.
 
-use gantry_crds::{InferenceService, inference_service::RolloutStrategy, status::GateName};
-use gantry_operator::validate::{ValidService, validate};
+use std::time::Duration;
+
+use gantry_crds::{InferenceService, inference_service::RolloutStrategy, scalars::Percent, status::GateName};
+use gantry_operator::validate::{CanaryStep, ValidService, validate};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
 
@@ -50,6 +52,8 @@ pub(super) enum Nature {
     Refused(GateName),
     /// It passes, and its workers die when it answers.
     Dies,
+    /// It passes, and its figures pass a limit when it answers a share of the requests.
+    Worse,
 }
 
 /// What does not change in one search.
@@ -60,6 +64,8 @@ pub(super) struct Scenario {
     /// What the user may ask for; `None` is a spec that cannot be carried out.
     pub(super) asks: Vec<Option<Ask>>,
     pub(super) broken: Option<Broken>,
+    /// A candidate gets a share of the requests first.
+    pub(super) shares: bool,
     /// The strategy is HoldRequests.
     pub(super) holds: bool,
     /// Pods have memory for one model.
@@ -84,6 +90,7 @@ impl Scenario {
             natures,
             asks: asks.to_vec(),
             broken: None,
+            shares: false,
             holds: false,
             tight: false,
             names: models.map(|model| Ask::of(model).spec().wanted.name).collect(),
@@ -94,6 +101,16 @@ impl Scenario {
 
     pub(super) fn breaking(self, broken: Broken) -> Self {
         Self { broken: Some(broken), ..self }
+    }
+
+    /// The same with a canary of two steps.
+    pub(super) fn sharing(mut self) -> Self {
+        let step = |percent: &str| {
+            let share = Percent::from(percent);
+            CanaryStep { parts: share.parts().unwrap(), share, bake: Duration::from_secs(300) }
+        };
+        self.specs.iter_mut().for_each(|(_, spec)| spec.canary = vec![step("5%"), step("25%")]);
+        Self { shares: true, ..self }
     }
 
     /// The same with HoldRequests.

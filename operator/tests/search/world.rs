@@ -10,7 +10,7 @@ use std::{
 
 use gantry_crds::{
     InferenceServiceStatus,
-    status::{CandidatePhase, CandidateStatus, GateName, ReplicaHealth, ReplicaStatus, RolloutStep},
+    status::{CanaryStatus, CandidatePhase, CandidateStatus, GateName, ReplicaHealth, ReplicaStatus, RolloutStep},
 };
 use gantry_operator::decide::{self, CountedPod, Plan, RolloutState, StampedVersion, Transition, decide};
 use gantry_rollout::{Phase, WorkerHealth};
@@ -232,9 +232,15 @@ impl World {
         let replicas = u32::try_from(self.object.replicas).unwrap();
         events.extend(pods().filter(|(_, pod)| pod.news(replicas).is_some()).map(|(at, _)| Event::Write(at)));
         let dies = |pod: &Arc<Pod>| {
-            let serving = pod.serving().filter(|name| self.scenario.nature(name) == Nature::Dies);
-            serving.and_then(|name| pod.versions.get(name)).is_some_and(gantry_rollout::Entry::is_up)
+            answers_by_nature(pod, &self.scenario, Nature::Dies)
+                .and_then(|name| pod.versions.get(name))
+                .is_some_and(gantry_rollout::Entry::is_up)
         };
+        let is_worse = |pod: &Arc<Pod>| {
+            let shares = pod.canary().map(|canary| &canary.version);
+            shares.is_some_and(|name| self.scenario.nature(name) == Nature::Worse)
+        };
+        events.extend(pods().filter(|(_, pod)| is_worse(pod)).map(|(at, _)| Event::Worse(at)));
         events.extend(pods().filter(|(_, pod)| dies(pod)).map(|(at, _)| Event::Dies(at)));
         events.extend(self.replacement().map(|_| Event::Deployment));
         events.extend(self.would_write(plan).then_some(Event::Operator));
@@ -271,6 +277,7 @@ impl World {
                 }
                 events.extend(entry.is_up().then_some(Event::WorkerFails(at, model)));
             }
+            events.extend(pod.canary().is_some().then_some(Event::Breaches(at)));
             if pod.versions.iter().next().is_some() {
                 events.push(Event::Restarts(at));
             }
@@ -331,7 +338,7 @@ impl World {
                 let name = scenario.name(model);
                 let by_nature = match scenario.nature(name) {
                     Nature::Refused(gate) => Some(gate),
-                    Nature::Good | Nature::Dies => None,
+                    Nature::Good | Nature::Dies | Nature::Worse => None,
                 };
                 let pod = world.pod(at);
                 if pod.gates_end(name, pod.natural(name, by_nature), broken)? {
@@ -359,10 +366,15 @@ impl World {
                 let pod = world.pod(at);
                 let name = match event {
                     Event::WorkerFails(_, model) => Some(scenario.name(model).to_owned()),
-                    _ => pod.serving().cloned(),
+                    _ => answers_by_nature(pod, &scenario, Nature::Dies).cloned(),
                 };
                 pod.marked |= event.is_fault();
                 pod.worker(&name.unwrap(), false, broken)?;
+            }
+            Event::Worse(at) | Event::Breaches(at) => {
+                let pod = world.pod(at);
+                pod.marked |= event.is_fault();
+                pod.breaches(broken)?;
             }
             Event::Deployment => world.deployment(),
             Event::Operator => world.pass(&self.newest(), plan.unwrap(), u8::MAX)?,
@@ -626,6 +638,20 @@ impl World {
                 plan.delete.extend(rest.filter(|name| Some(name.as_str()) != wanted));
             }
             Some(Broken::ForgetsTheWayBack) => plan.state.previous = None,
+            Some(Broken::LetsSharesFall) => {
+                if let Some(canary) = plan.state.rollout.as_mut().and_then(|rollout| rollout.canary.as_mut())
+                    && canary.step == 2
+                {
+                    canary.share = "1%".into();
+                }
+            }
+            Some(Broken::SharesAtOnce) => {
+                if let Some(rollout) = plan.state.rollout.as_mut().filter(|now| now.step == RolloutStep::Prepare) {
+                    rollout.step = RolloutStep::Canary;
+                    let (since, until) = (rollout.started_at.clone(), Some(rollout.deadline.clone()));
+                    rollout.canary = Some(CanaryStatus { share: "5%".into(), step: 1, steps: 2, since, until });
+                }
+            }
             _ => {}
         }
         plan
@@ -729,6 +755,9 @@ impl World {
             if is_active && matches!(self.scenario.nature(name), Nature::Refused(_)) {
                 return wrong("a version that a gate refuses is active");
             }
+            if is_active && self.undisturbed && self.scenario.shares && self.scenario.nature(name) == Nature::Worse {
+                return wrong("a version that did worse in its canary is active");
+            }
             if !is_active && self.undisturbed && self.scenario.nature(name) == Nature::Good {
                 return wrong("nothing was wrong, and a good version is refused");
             }
@@ -812,11 +841,18 @@ impl World {
     }
 }
 
+/// The version of this nature that answers in the pod, or a share of its requests.
+fn answers_by_nature<'a>(pod: &'a Pod, scenario: &Scenario, nature: Nature) -> Option<&'a String> {
+    let shares = pod.canary().map(|canary| &canary.version);
+    pod.serving().into_iter().chain(shares).find(|name| scenario.nature(name) == nature)
+}
+
 /// The step in a word.
 fn word(transition: &Transition) -> &'static str {
     match transition {
         Transition::Started { .. } => "Started",
         Transition::Cancelled { .. } => "Cancelled",
+        Transition::Canary { .. } => "Canary",
         Transition::Committed { .. } => "Committed",
         Transition::Baking { .. } => "Baking",
         Transition::Settled { .. } => "Settled",

@@ -45,8 +45,8 @@ struct Body {
     thinking: Option<Thinking>,
     /// Names the end user.
     #[schemars(with = "Option<Value>")]
-    #[serde(default, rename = "metadata")]
-    _metadata: IgnoredAny,
+    #[serde(default)]
+    metadata: Value,
     /// Prefixes are found again without hints.
     #[schemars(with = "Option<Value>")]
     #[serde(default, rename = "cache_control")]
@@ -238,8 +238,11 @@ pub fn decode_messages(body: &[u8]) -> Result<(TextRequest, MessageEncoder), Api
     }
     let params = params(&body, max_tokens)?;
     let (model, is_streamed) = (model(&body)?, body.stream.unwrap_or(false));
+    let conversation = conversation(&body);
     let prompts = vec![Prompt::chat(chat(body)?)];
-    let request = TextRequest { model, prompts, prompt_param: "messages", params, choices: 1, best_of: 1, is_streamed };
+    let (choices, best_of) = (1, 1);
+    let request =
+        TextRequest { model, prompts, prompt_param: "messages", params, choices, best_of, is_streamed, conversation };
     Ok((request, MessageEncoder))
 }
 
@@ -251,11 +254,18 @@ pub fn decode_count_tokens(body: &[u8]) -> Result<(TextRequest, CountEncoder), A
     let body = read(body)?;
     let params = GenerationParams { extent: Extent::Prompt(PromptForm::Count), ..GenerationParams::default() };
     let model = model(&body)?;
+    let conversation = conversation(&body);
     let prompts = vec![Prompt::chat(chat(body)?)];
-    Ok((
-        TextRequest { model, prompts, prompt_param: "messages", params, choices: 1, best_of: 1, is_streamed: false },
-        CountEncoder,
-    ))
+    let (choices, best_of, is_streamed) = (1, 1, false);
+    let request =
+        TextRequest { model, prompts, prompt_param: "messages", params, choices, best_of, is_streamed, conversation };
+    Ok((request, CountEncoder))
+}
+
+/// What the body calls the conversation's user.
+fn conversation(body: &Body) -> Option<String> {
+    let user = body.metadata.get("user_id").and_then(Value::as_str);
+    user.filter(|user| !user.is_empty()).map(str::to_owned)
 }
 
 fn read(body: &[u8]) -> Result<Body, ApiError> {

@@ -30,6 +30,8 @@ pub struct TextRequest {
     pub best_of: u32,
     /// Whether each piece is to be sent as it comes.
     pub is_streamed: bool,
+    /// What the client calls the conversation that it belongs to, or its user; `None`: nothing.
+    pub conversation: Option<String>,
 }
 
 /// Vectors or scores that are asked for.

@@ -79,6 +79,8 @@ pub enum Treatment {
     Refused(Neutral, &'static str),
     /// Taken whatever it says, since no answer would differ; the reason.
     NoEffect(&'static str),
+    /// Taken whatever it says: in a canary one version answers all that name the same, and nothing else depends on it; what it names.
+    Names(&'static str),
 }
 
 /// The value that asks for what happens anyway; `null` always does, and what is empty wherever this is not [`Neutral::Absent`].
@@ -396,7 +398,7 @@ use Place::{
     ResponseFormat, Score, StreamOptions, StructuredOutputs, Template, Text, Thinking, Tokenize, Tool, ToolCall,
     ToolChoice, ToolFunction,
 };
-use Treatment::{NoEffect, Obeyed, Refused};
+use Treatment::{Names, NoEffect, Obeyed, Refused};
 
 use Shape::{
     AboveZero, AnyOf, Biases, Boolean, Documents, Inputs, Integer, Map, Name, NamedTool, NamedTools, Number, Object,
@@ -708,13 +710,14 @@ pub const PARAMETERS: &[Parameter] = &[
     // Who asks, how urgently, and where it is computed.
     at(ANY, "priority", Obeyed).takes(PRIORITY),
     at(&[Chat], "service_tier", Refused(Words(&["auto", "default"]), "say `priority`")),
-    at(ANY, "user", NoEffect("names the end user")),
-    at(&[Chat], "safety_identifier", NoEffect("names the end user")),
-    at(GENERATION, "session_id", NoEffect("names the conversation")),
+    at(GENERATION, "user", Names("the end user")),
+    at(POOLING, "user", NoEffect("names the end user")),
+    at(&[Chat], "safety_identifier", Names("the end user")),
+    at(GENERATION, "session_id", Names("the conversation")),
     at(ANY, "request_id", Refused(Empty, "send the header `x-request-id`")),
     at(&[Chat], "metadata", NoEffect("is kept with stored answers, and none are stored")),
     at(&[Chat], "store", Refused(False, "keep the answer where it is read: nothing is stored here")),
-    at(&[Chat], "prompt_cache_key", NoEffect(CACHE_HINT)),
+    at(&[Chat], "prompt_cache_key", Names("the conversation, for caches, which need no such hint")),
     at(&[Chat], "prompt_cache_options", NoEffect(CACHE_HINT)),
     at(&[Chat], "prompt_cache_retention", NoEffect(CACHE_HINT)),
     at(NATIVE, "cache_prompt", Refused(True, "")),

@@ -30,6 +30,13 @@ pub(crate) fn priority(fields: &Fields<'_>) -> Result<Priority, ApiError> {
     }
 }
 
+/// What a body calls the conversation, or its user: what is of another type names nothing.
+fn conversation(fields: &Fields<'_>) -> Option<String> {
+    let names = ["session_id", "prompt_cache_key", "safety_identifier", "user"];
+    let named = names.into_iter().filter_map(|name| fields.get(name)?.as_str());
+    named.map(str::to_owned).find(|name| !name.is_empty())
+}
+
 /// Whether and how to stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Streaming {
@@ -60,6 +67,8 @@ pub struct Common {
     pub timings: bool,
     /// Tell what the model thought before.
     pub reasoning: bool,
+    /// What the conversation is called, or its user.
+    pub conversation: Option<String>,
 }
 
 impl Default for Common {
@@ -74,6 +83,7 @@ impl Default for Common {
             streaming: Streaming::default(),
             timings: false,
             reasoning: true,
+            conversation: None,
         }
     }
 }
@@ -104,6 +114,7 @@ impl Common {
             streaming,
             timings: fields.boolean("timings")?.unwrap_or(false),
             reasoning: fields.boolean("include_reasoning")?.unwrap_or(true),
+            conversation: conversation(fields),
         })
     }
 
@@ -117,6 +128,7 @@ impl Common {
             choices: self.choices,
             best_of: self.best_of.unwrap_or(self.choices),
             is_streamed: self.streaming.enabled,
+            conversation: self.conversation,
         }
     }
 }

@@ -199,6 +199,7 @@ fn property(parameter: &Parameter) -> Value {
         (Treatment::Obeyed, Some(shape)) if parameter.is_required => shape.schema(),
         (Treatment::Obeyed, shape) => or_null(shape.map_or_else(|| json!({}), Shape::schema)),
         (Treatment::NoEffect(reason), _) => json!({"description": format!("Changes nothing: {reason}.")}),
+        (Treatment::Names(what), _) => json!({"description": format!("Names {what}.")}),
         (Treatment::Refused(neutral, instead), _) => {
             let mut schema = or_null(neutral_schema(neutral));
             let instead = if instead.is_empty() { String::new() } else { format!(" Instead: {instead}.") };

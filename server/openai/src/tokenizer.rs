@@ -103,6 +103,7 @@ fn request(model: Option<String>, prompt: Prompt, prompt_param: &'static str, fo
         choices: 1,
         best_of: 1,
         is_streamed: false,
+        conversation: None,
     }
 }
 

@@ -211,6 +211,7 @@ fn none_vanishes_in_silence() {
                 assert_ne!(with, without, "{what} makes no difference");
             }
             Some(Treatment::NoEffect(_)) => assert_eq!(with.unwrap(), without.unwrap(), "{what}"),
+            Some(Treatment::Names(_)) => assert!(with.is_ok(), "{what}: {with:?}"),
             Some(Treatment::Refused(..)) => {
                 let error = with.expect_err(&what);
                 assert_eq!((error.status, &error.code), (400, &ErrorCode::UnsupportedParameter), "{what}");
@@ -390,6 +391,12 @@ fn render() -> String {
         if let Treatment::Refused(neutral, instead) = parameter.treatment {
             let (name, places, neutral) = (parameter.name, places(parameter), neutral.words());
             writeln!(text, "| `{name}` | {places} | {neutral} | {instead} |").unwrap();
+        }
+    }
+    text += "\n| says in a canary which version answers, and nothing else | it names |\n| --- | --- |\n";
+    for parameter in PARAMETERS {
+        if let Treatment::Names(what) = parameter.treatment {
+            writeln!(text, "| `{}` ({}) | {what} |", parameter.name, places(parameter)).unwrap();
         }
     }
     text += "\n| changes nothing | why |\n| --- | --- |\n";

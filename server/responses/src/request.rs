@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_core::{
-    ApiError, Chat, Constraint, GenerationParams, MAX_TOOLS, Message, Prompt, TOOL_NAME_PATTERN, TextOr, TextRequest,
-    Tool, ToolChoice, ToolsFault, check_tools, read_body, read_integer, read_json,
+    ApiError, Chat, Constraint, GenerationParams, MAX_TOOLS, Message, Part, Prompt, Role, TOOL_NAME_PATTERN, TextOr,
+    TextRequest, Tool, ToolChoice, ToolsFault, check_tools, read_body, read_integer, read_json,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -84,17 +84,17 @@ struct Body {
     context_management: Option<Value>,
     #[schemars(with = "Option<()>")]
     moderation: Option<Value>,
-    /// Names the end user.
+    /// Names the end user. In a canary one version answers all of a user's requests.
     #[schemars(with = "Option<Value>")]
-    #[serde(default, rename = "user")]
-    _user: IgnoredAny,
+    #[serde(default)]
+    user: Value,
     #[schemars(with = "Option<Value>")]
-    #[serde(default, rename = "safety_identifier")]
-    _safety_identifier: IgnoredAny,
+    #[serde(default)]
+    safety_identifier: Value,
     /// Prefixes are found again without hints.
     #[schemars(with = "Option<Value>")]
-    #[serde(default, rename = "prompt_cache_key")]
-    _prompt_cache_key: IgnoredAny,
+    #[serde(default)]
+    prompt_cache_key: Value,
     #[schemars(with = "Option<Value>")]
     #[serde(default, rename = "prompt_cache_retention")]
     _prompt_cache_retention: IgnoredAny,
@@ -312,11 +312,23 @@ impl ResponsesRequest {
         let messages = messages(body.instructions.clone(), before, own)?;
         let chat = chat(&mut body, messages)?;
         let asked = Asked { store, background, previous, ..asked(&body, &chat) };
+        let conversation = conversation(&body, &chat);
         let prompts = vec![Prompt::chat(chat)];
+        let (choices, best_of) = (1, 1);
         let request =
-            TextRequest { model, prompts, prompt_param: "input", params, choices: 1, best_of: 1, is_streamed };
+            TextRequest { model, prompts, prompt_param: "input", params, choices, best_of, is_streamed, conversation };
         Ok(ResolvedRequest { request, encoder: ResponseEncoder { asked }, input })
     }
+}
+
+/// What the conversation is called, or its user, or else what its user said first: a response that goes on from another repeats that
+/// and not the instructions, which may be others each time.
+fn conversation(body: &Body, chat: &Chat) -> Option<String> {
+    let names = [&body.prompt_cache_key, &body.safety_identifier, &body.user];
+    let named = names.into_iter().filter_map(Value::as_str).find(|name| !name.is_empty());
+    let first = || chat.messages.iter().find(|message| message.role == Role::User);
+    let said = || first().map(|message| message.content.iter().map(|(Part::Text(text) | Part::Refusal(text))| &**text));
+    named.map(str::to_owned).or_else(|| said().map(Iterator::collect))
 }
 
 /// All items as they are kept, unless they are more than may be.

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use gantry_crds::InferenceServiceStatus;
 use gantry_crds::status::{NamedVersion, RolloutStatus, RolloutStep, Side, StrategyName};
 
+use crate::share::Share;
+
 /// What is asked of this pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Desired {
@@ -12,6 +14,8 @@ pub struct Desired {
     pub active: Option<String>,
     /// The version to prepare.
     pub candidate: Option<Candidate>,
+    /// The share of the requests that the candidate answers as soon as it has passed here; `None`: it answers nobody.
+    pub canary: Option<Share>,
     /// The attempt of the rollout in progress, whatever its step.
     pub attempt: Option<i64>,
     /// The version to go back to; loaded, it stays loaded.
@@ -72,10 +76,10 @@ impl Desired {
             |wanted: &Option<String>| resources.zip(wanted.as_deref()).is_some_and(|(has, wanted)| has != wanted);
         let (candidate, kept) = match rollout {
             // It is prepared by pods of the other side.
-            Some(rollout) if rollout.step == RolloutStep::Prepare && stands_by != of_sides => (None, None),
+            Some(rollout) if rollout.step.has_candidate() && stands_by != of_sides => (None, None),
             // What this pod said of it would not count: others are to come, with the resources that the spec asks for.
-            Some(rollout) if rollout.step == RolloutStep::Prepare && others(&rollout.resources) => (None, None),
-            Some(rollout) if rollout.step == RolloutStep::Prepare => {
+            Some(rollout) if rollout.step.has_candidate() && others(&rollout.resources) => (None, None),
+            Some(rollout) if rollout.step.has_candidate() => {
                 (Some(Candidate { version: rollout.version.clone(), attempt: rollout.attempt }), None)
             }
             Some(rollout) if rollout.step == RolloutStep::Rollback => (None, None),
@@ -83,14 +87,17 @@ impl Desired {
             None => (None, status.candidate_version.clone()),
         };
         let strategy = match rollout {
-            Some(rollout) if rollout.step == RolloutStep::Prepare || of_sides => Some(rollout.strategy()),
+            Some(rollout) if rollout.step.has_candidate() || of_sides => Some(rollout.strategy()),
             _ => status.goes_over_by,
         };
         let holds = strategy == Some(StrategyName::HoldRequests);
         let turn = rollout.and_then(|rollout| rollout.turn.as_ref()).filter(|turn| holds && turn.pod == pod);
+        let canary = rollout.filter(|rollout| rollout.step == RolloutStep::Canary && candidate.is_some());
+        let canary = canary.and_then(|rollout| Share::of(&rollout.canary.as_ref()?.share));
         Self {
             active,
             candidate,
+            canary,
             attempt: status.rollout.as_ref().map(|rollout| rollout.attempt),
             previous,
             stands_by,
@@ -103,6 +110,12 @@ impl Desired {
             unreadable: BTreeMap::new(),
             unknown: BTreeMap::new(),
         }
+    }
+
+    /// The same with no request for the candidate: this pod takes its share back by itself.
+    #[must_use]
+    pub fn without_share(&self) -> Self {
+        Self { canary: None, ..self.clone() }
     }
 
     /// Whether this version is asked for as the one to go back to, and as nothing else.

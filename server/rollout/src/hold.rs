@@ -138,22 +138,26 @@ impl<'a> Asked<'a> {
 
     fn route(self, goal: Option<&str>) -> Route {
         let Current { route: now, .. } = self.current;
-        // What another strategy has loaded beside it.
+        // What another strategy has loaded beside it. Beside nothing it would keep the room from what is to answer.
         let keeps = |active: &Option<String>| {
-            let previous = now.previous.clone().filter(|previous| self.is_ready(previous) && now.active == *active);
+            let stays = active.is_some() && now.active == *active;
+            let previous = now.previous.clone().filter(|previous| self.is_ready(previous) && stays);
             previous.filter(|previous| self.desired.previous.as_ref() == Some(previous))
         };
         if let Some(goal) = goal.filter(|goal| self.is_ready(goal) && self.may_answer(goal)) {
             let active = Some(goal.to_owned());
-            return Route { previous: keeps(&active), active, held_from: None };
+            return Route { previous: keeps(&active), active, canary: None, held_from: None };
         }
         match &now.active {
             Some(answers)
                 if goal.is_some_and(|goal| goal != answers && (self.is_due(goal) || self.is_left(answers, goal))) =>
             {
-                Route { active: None, previous: None, held_from: Some(answers.clone()) }
+                Route { active: None, canary: None, previous: None, held_from: Some(answers.clone()) }
             }
-            active => Route { active: active.clone(), previous: keeps(active), held_from: now.held_from.clone() },
+            active => {
+                let (previous, held_from) = (keeps(active), now.held_from.clone());
+                Route { active: active.clone(), canary: None, previous, held_from }
+            }
         }
     }
 

@@ -4,7 +4,7 @@
 //! kept to go back to gives way only to a candidate that has no room beside it, and is brought back when there is none; the active
 //! version comes before the candidate, unless it cannot be had or is long in coming; a candidate begins only when nothing is being unloaded, so that
 //! the memory gate sees what will be there; where another side answers, a candidate is prepared alone and answered with once it
-//! has passed; one of which this release does not know all is not begun with, and taken as the
+//! has passed; a share of the requests goes to a candidate only while it has passed here for this attempt and its worker answers; one of which this release does not know all is not begun with, and taken as the
 //! active version only where nothing else answers. Called again after its actions were carried out, it asks for nothing. Where one
 //! version has to go before another one is loaded, other rules hold: see `hold`.
 
@@ -13,12 +13,15 @@ use std::collections::BTreeMap;
 use crate::desired::Desired;
 use crate::hold;
 use crate::phase::Phase;
+use crate::share::Canary;
 
 /// Which versions answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Route {
-    /// Every new request.
+    /// Every new request that goes to no other one.
     pub active: Option<String>,
+    /// A share of the new requests.
+    pub canary: Option<Canary>,
     /// None, unless the switch is taken back.
     pub previous: Option<String>,
     /// What answered last, where requests wait until the next one does.
@@ -49,6 +52,8 @@ pub struct Known {
     pub phase: Phase,
     /// The attempt for which it is or was judged; `None` when that was to restore it as the active one.
     pub attempt: Option<i64>,
+    /// Whether every gate let it through for that.
+    pub passed: bool,
     /// Whether its worker answers.
     pub worker_up: bool,
     /// Refused or without room, and due for another try.
@@ -149,7 +154,17 @@ fn route(desired: &Desired, current: &Current) -> Route {
     let previous = previous.filter(loaded).filter(|previous| Some(*previous) != active);
     // Who waits goes on waiting where the strategy is another one by now.
     let held_from = current.route.held_from.clone().filter(|_| active.is_none());
-    Route { active: active.map(str::to_owned), previous: previous.map(str::to_owned), held_from }
+    let canary = canary(desired, current).filter(|canary| active.is_some_and(|active| active != canary.version));
+    Route { active: active.map(str::to_owned), canary, previous: previous.map(str::to_owned), held_from }
+}
+
+/// Which share of the requests goes to the candidate. What its worker cannot answer now the active version does.
+fn canary(desired: &Desired, current: &Current) -> Option<Canary> {
+    let (share, candidate) = (desired.canary?, desired.candidate.as_ref()?);
+    let known = current.versions.get(&candidate.version)?;
+    let proved = known.phase == Phase::Ready && known.passed && known.attempt == Some(candidate.attempt);
+    let version = candidate.version.clone();
+    (proved && known.worker_up && !desired.stands_by).then_some(Canary { version, share })
 }
 
 /// Whether the version to go back to makes room: the candidate waits for that, and nothing else is about to make any. It
@@ -169,7 +184,8 @@ fn drops(desired: &Desired, current: &Current, route: &Route) -> Vec<Action> {
     for (name, known) in &current.versions {
         let version = name.clone();
         let candidate = desired.candidate.as_ref().filter(|candidate| candidate.version == *name);
-        let answers = route.active.as_ref() == Some(name) || route.previous.as_ref() == Some(name);
+        let is_canary = route.canary.as_ref().is_some_and(|canary| canary.version == *name);
+        let answers = route.active.as_ref() == Some(name) || route.previous.as_ref() == Some(name) || is_canary;
         let stale = candidate
             .is_some_and(|candidate| desired.active.as_ref() != Some(name) && known.attempt != Some(candidate.attempt));
         match known.phase {

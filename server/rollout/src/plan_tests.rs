@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::desired::Candidate;
 use crate::phase::{Next, Step, next};
+use crate::share::Share;
 
 const NAMES: [&str; 4] = ["v1", "v2", "v3", "v4"];
 
@@ -23,6 +24,7 @@ pub(crate) fn desired(active: Option<&str>, candidate: Option<(&str, i64)>, prev
         active: active.map(str::to_owned),
         attempt: candidate.map(|(_, attempt)| attempt),
         candidate: candidate.map(|(version, attempt)| Candidate { version: version.into(), attempt }),
+        canary: None,
         previous: previous.map(str::to_owned),
         stands_by: false,
         watched: None,
@@ -34,6 +36,11 @@ pub(crate) fn desired(active: Option<&str>, candidate: Option<(&str, i64)>, prev
         unreadable: BTreeMap::new(),
         unknown: BTreeMap::new(),
     }
+}
+
+/// The same with a share of the requests for the candidate.
+pub(crate) fn sharing(percent: &str, desired: Desired) -> Desired {
+    Desired { canary: Share::of(&percent.into()), ..desired }
 }
 
 fn standing_by(desired: Desired) -> Desired {
@@ -51,7 +58,16 @@ pub(crate) fn holding(has_turn: bool, desired: Desired) -> Desired {
 
 pub(crate) fn known(phase: Phase, attempt: Option<i64>) -> Known {
     let worker_up = matches!(phase, Phase::Ready | Phase::Checking);
-    Known { phase, attempt, worker_up, retry_due: false, outdated: false, slow: false, in_vain: false }
+    Known {
+        phase,
+        attempt,
+        passed: worker_up,
+        worker_up,
+        retry_due: false,
+        outdated: false,
+        slow: false,
+        in_vain: false,
+    }
 }
 
 /// What a version asks for that this release does not know.
@@ -61,7 +77,12 @@ fn not_knowing(version: &str, desired: Desired) -> Desired {
 
 pub(crate) fn current(active: Option<&str>, previous: Option<&str>, versions: &[(&str, Known)]) -> Current {
     Current {
-        route: Route { active: active.map(str::to_owned), previous: previous.map(str::to_owned), held_from: None },
+        route: Route {
+            active: active.map(str::to_owned),
+            canary: None,
+            previous: previous.map(str::to_owned),
+            held_from: None,
+        },
         versions: versions.iter().map(|(name, known)| ((*name).to_owned(), known.clone())).collect(),
     }
 }
@@ -78,6 +99,9 @@ pub(crate) fn planned(desired: &Desired, current: &Current) -> Vec<String> {
                 format!("try {version} {attempt}")
             }
             Action::Route(Route { held_from: Some(before), .. }) => format!("hold {before}"),
+            Action::Route(Route { active, canary: Some(Canary { version, share }), previous, .. }) => {
+                format!("route {} {} and {} to {version}", name(active), name(previous), share.percent())
+            }
             Action::Route(route) => format!("route {} {}", name(&route.active), name(&route.previous)),
             Action::Cancel { version } => format!("cancel {version}"),
             Action::Retire { version } => format!("retire {version}"),
@@ -458,6 +482,11 @@ impl Pod {
     fn act(&mut self, action: Action) {
         match action {
             Action::Route(route) => {
+                if let Some(Canary { version, .. }) = &route.canary {
+                    let known = &self.0.versions[version];
+                    let proved = known.phase == Phase::Ready && known.passed && known.worker_up;
+                    assert!(proved && route.active.is_some(), "{version} answers a share: {known:?}");
+                }
                 for name in route.active.iter().chain(&route.previous) {
                     let phase = self.0.versions[name].phase;
                     // Calling off a check of one that answers leaves it loaded.
@@ -477,7 +506,7 @@ impl Pod {
                 self.1.extend((!loads).then(|| version.clone()));
                 let entry = self.0.versions.get_mut(&version).unwrap();
                 (entry.retry_due, entry.outdated, entry.slow) = (false, false, false);
-                entry.worker_up = entry.phase == Phase::Checking;
+                (entry.worker_up, entry.passed) = (entry.phase == Phase::Checking, false);
                 entry.attempt = match purpose {
                     Purpose::Restore => None,
                     Purpose::Candidate { attempt } => Some(attempt),
@@ -488,6 +517,8 @@ impl Pod {
                 let route = &self.0.route;
                 assert!(route.active.as_ref() != Some(&version), "{version} answers and is unloaded");
                 assert!(route.previous.as_ref() != Some(&version), "{version} is kept and is unloaded");
+                let shares = route.canary.as_ref().is_some_and(|canary| canary.version == version);
+                assert!(!shares, "{version} answers a share and is unloaded");
                 self.step(&version, Step::Retire);
             }
             Action::Forget { version } => self.step(&version, Step::Forget),
@@ -505,7 +536,7 @@ impl Pod {
             (Phase::Preparing, 1) => self.step(version, Step::NoRoom),
             (Phase::Checking, 0 | 1) => self.step(version, Step::Refused),
             (Phase::Preparing | Phase::Checking, _) => {
-                entry.worker_up = true;
+                (entry.worker_up, entry.passed) = (true, true);
                 self.step(version, Step::Passed);
             }
             (Phase::Cancelling, _) if loaded => {
@@ -530,9 +561,12 @@ fn any_desired() -> impl Strategy<Value = Desired> {
     let attempt = proptest::sample::select(vec![1, 2]);
     let candidate = proptest::option::of((any_name(), attempt));
     let holds = proptest::sample::select(vec![None, None, Some(true), Some(false)]);
-    (proptest::option::of(any_name()), candidate, proptest::option::of(any_name()), holds).prop_map(
-        |(active, candidate, previous, holds)| {
+    let share = proptest::sample::select(vec!["0%", "5%", "25%"]);
+    (proptest::option::of(any_name()), candidate, proptest::option::of(any_name()), holds, share).prop_map(
+        |(active, candidate, previous, holds, share)| {
             let asked = desired(active, candidate, previous);
+            let shares = candidate.is_some() && share != "0%";
+            let asked = if shares { sharing(share, asked) } else { asked };
             // A first version is loaded as by any strategy.
             match holds.filter(|_| asked.active.is_some()) {
                 Some(has_turn) => holding(has_turn, asked),
@@ -606,6 +640,16 @@ proptest! {
                 "{known:?}"
             );
         }
+        // The share is in force where both can answer, and nowhere else.
+        let route = &pod.0.route;
+        let loaded = |name: &String| pod.0.versions.get(name).is_some_and(|known| known.phase == Phase::Ready);
+        let both = asked.candidate.as_ref().filter(|candidate| {
+            loaded(&candidate.version) && route.active.as_ref().is_some_and(|active| *active != candidate.version)
+        });
+        let wanted = both.filter(|_| !asked.holds).and_then(|candidate| {
+            Some(Canary { version: candidate.version.clone(), share: asked.canary? })
+        });
+        prop_assert_eq!(&route.canary, &wanted);
         // Where one goes for the other there is room for one alone.
         let keeps = asked.active.is_some() && asked.candidate.is_none() && !asked.holds;
         if let Some(previous) = asked.previous.as_ref().filter(|_| keeps) {
@@ -615,6 +659,44 @@ proptest! {
         for name in pod.0.versions.keys() {
             prop_assert!(asked.names(name) || pod.0.route.active.as_ref() == Some(name), "{name} is left over");
         }
+    }
+}
+
+#[test]
+fn a_share_goes_to_a_candidate_while_it_has_passed_here_and_answers() {
+    use Phase::{Checking, Preparing, Ready, Refused};
+    let asked = |percent| sharing(percent, desired(Some("v1"), Some(("v2", 1)), None));
+    let v1 = ("v1", known(Ready, None));
+    let with = |v2: Known| current(Some("v1"), None, &[v1.clone(), ("v2", v2)]);
+    let shared = |percent: &str, v2: Known| {
+        let share = Share::of(&percent.into()).unwrap();
+        let mut current = with(v2);
+        current.route.canary = Some(Canary { version: "v2".into(), share });
+        current
+    };
+    let proved = || known(Ready, Some(1));
+    let down = || Known { worker_up: false, ..proved() };
+    let cases: [(&str, Desired, Current, &[&str]); 12] = [
+        ("it is not loaded", asked("5%"), with(known(Preparing, Some(1))), &[]),
+        ("it is loaded, and asked once more", asked("5%"), with(known(Checking, Some(1))), &[]),
+        ("its answers were not good enough", asked("5%"), with(Known { passed: false, ..proved() }), &[]),
+        ("it passed for another attempt", asked("5%"), with(known(Ready, Some(0))), &["try v2 1"]),
+        ("it passed", asked("5%"), with(proved()), &["route v1 - and 5% to v2"]),
+        ("more", asked("25%"), shared("5%", proved()), &["route v1 - and 25% to v2"]),
+        ("its worker is started again", asked("25%"), shared("25%", down()), &["route v1 -"]),
+        ("it failed", asked("25%"), shared("25%", known(Refused, Some(1))), &["route v1 -"]),
+        ("it is taken back", desired(Some("v1"), None, None), shared("25%", proved()), &["route v1 -", "retire v2"]),
+        ("this pod takes it back", asked("25%").without_share(), shared("25%", proved()), &["route v1 -"]),
+        ("all go over", desired(Some("v2"), None, Some("v1")), shared("25%", proved()), &["route v2 v1"]),
+        (
+            "nothing else answers here",
+            asked("5%"),
+            current(None, None, &[("v1", known(Refused, None)), ("v2", proved())]),
+            &[],
+        ),
+    ];
+    for (what, desired, current, wanted) in cases {
+        assert_eq!(planned(&desired, &current), wanted, "{what}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a pod can say about its versions at one moment.
 
-use gantry_crds::status::{BreachStatus, CandidateStatus, ModelState, ReplicaHealth};
+use gantry_crds::status::{BreachStatus, CandidateStatus, ModelState, ReplicaCanary, ReplicaHealth};
 
 /// What a pod can say about its versions at one moment.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +21,8 @@ pub struct Snapshot {
     pub message: Option<String>,
     /// How far it is with a version that does not answer yet.
     pub candidate: Option<CandidateStatus>,
+    /// The candidate that a share of the requests goes to.
+    pub canary: Option<ReplicaCanary>,
     /// The figure of the version that answers which passed its limit, since it is watched.
     pub breach: Option<BreachStatus>,
     /// It is watched for a window, and had too few requests since for its figures to say anything.
@@ -38,6 +40,7 @@ impl Default for Snapshot {
             health: ReplicaHealth::Starting,
             message: None,
             candidate: None,
+            canary: None,
             breach: None,
             too_few_requests: false,
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use gantry_crds::inference_service::SourceSpec;
 use gantry_crds::status::{
-    CandidatePhase, CandidateStatus, GateName, ModelState, NamedVersion, ReplicaHealth, WaitReason,
+    CandidatePhase, CandidateStatus, GateName, ModelState, NamedVersion, ReplicaCanary, ReplicaHealth, WaitReason,
 };
 
 use crate::desired::Desired;
@@ -175,6 +175,7 @@ impl Versions {
         let known = |name: &String, entry: &Entry| Known {
             phase: entry.phase,
             attempt: entry.attempt,
+            passed: entry.passed,
             worker_up: entry.is_up(),
             retry_due: entry.retry_at.is_some_and(|at| now >= at),
             outdated: desired.versions.get(name).is_some_and(|version| sources(version) != sources(&entry.made_of)),
@@ -226,6 +227,11 @@ impl Versions {
     fn set_route(&mut self, route: Route) {
         if route.active != self.route.active {
             tracing::info!(from = self.route.active, to = route.active, previous = route.previous, "switched");
+        }
+        if route.canary != self.route.canary {
+            let share = route.canary.as_ref().map(|canary| canary.share.percent().0);
+            let version = route.canary.as_ref().or(self.route.canary.as_ref()).map(|canary| &canary.version);
+            tracing::info!(version, share, "the share of a candidate changes");
         }
         let from = route.held_from.as_ref().filter(|_| route.is_held());
         let known = self.held_from.take().filter(|known| from == Some(&known.name));
@@ -354,9 +360,15 @@ impl Versions {
                 self.set_route(Route { previous: None, ..self.route.clone() });
                 done.push(Action::Route(self.route.clone()));
             }
+            if self.route.canary.as_ref().is_some_and(|canary| canary.version == version) {
+                // The active version answers its share from now on.
+                self.set_route(Route { canary: None, ..self.route.clone() });
+                done.push(Action::Route(self.route.clone()));
+            }
             if self.route.active.as_ref() == Some(&version) {
                 // Requests wait until the active version is back.
-                self.set_route(Route { active: None, previous: None, held_from: Some(version.clone()) });
+                let held_from = Some(version.clone());
+                self.set_route(Route { active: None, canary: None, previous: None, held_from });
                 done.push(Action::Route(self.route.clone()));
             }
             if let Some(entry) = self.entries.get_mut(&version) {
@@ -391,6 +403,12 @@ impl Versions {
             health,
             message,
             candidate: self.candidate(desired, lines),
+            canary: self.route.canary.as_ref().map(|canary| ReplicaCanary {
+                version: canary.version.clone(),
+                share: Some(canary.share.percent()),
+                breach: None,
+                too_few_requests: false,
+            }),
             // Whoever has the figures of its requests knows that.
             breach: None,
             too_few_requests: false,

@@ -47,6 +47,29 @@ impl Pod {
     }
 }
 
+#[test]
+fn a_candidate_whose_worker_dies_for_good_answers_no_share_any_more() {
+    let mut pod = Pod::new();
+    pod.desired.canary = crate::Share::of(&"5%".into());
+    let says = pod.ended("v2", Outcome::Passed);
+    let share = |says: &Snapshot| says.canary.as_ref().and_then(|canary| canary.share.clone()).map(|share| share.0);
+    assert_eq!((share(&says).as_deref(), says.serving.as_deref()), (Some("5%"), Some("v1")));
+    // While it is started again, the active version answers all.
+    let restarting = WorkerHealth::Restarting { attempt: 1, reason: "it died".into() };
+    pod.versions.observe("v2", restarting);
+    assert!(matches!(&pod.settle()[..], [Action::Route(Route { canary: None, .. })]));
+    assert_eq!(share(&pod.says()), None);
+    pod.versions.observe("v2", WorkerHealth::Ready);
+    pod.settle();
+    assert_eq!(share(&pod.says()).as_deref(), Some("5%"));
+    // It is out of the way before it is unloaded.
+    pod.versions.observe("v2", failed());
+    let done = pod.settle();
+    assert!(matches!(&done[..], [Action::Route(Route { canary: None, .. }), Action::Drop { .. }]), "{done:?}");
+    let says = pod.says();
+    assert_eq!((says.canary, says.prepared, says.candidate.unwrap().phase), (None, None, CandidatePhase::Failed));
+}
+
 fn failed() -> WorkerHealth {
     WorkerHealth::Failed { reason: "it died".into() }
 }

@@ -106,10 +106,11 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
 }
 
 /// Fields that no agent reads, and whose values are those of other programs.
-const OTHERS: [&[&str]; 6] = [
+const OTHERS: [&[&str]; 7] = [
     &["status", "rejected"],
     &["status", "conditions"],
     &["spec", "rollout", "strategy"],
+    &["spec", "rollout", "canary"],
     &["spec", "rollout", "rollback"],
     &["spec", "cache", "mode"],
     &["spec", "api"],
@@ -565,7 +566,8 @@ mod tests {
                     "version": "v2", "phase": "Simmering", "gates": [{"name": "Toxicity", "verdict": "Warn"}]}},
             ],
         }));
-        later.data["spec"]["rollout"]["strategy"] = json!("Canary");
+        later.data["spec"]["rollout"]["strategy"] = json!("Psychic");
+        later.data["spec"]["rollout"]["canary"] = json!({"by": "mood"});
         later.data["spec"]["rollout"]["rollback"] = json!({"keepResident": "sometimes"});
         later.data["spec"]["rollout"]["gates"]["toxicity"] = json!({"max": "1%"});
         later.data["spec"]["cache"]["mode"] = json!("Peer");

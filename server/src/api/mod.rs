@@ -34,6 +34,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
+use gantry_rollout::Conversation;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::task::TaskTracker;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -134,11 +135,29 @@ impl App {
         self.limits
     }
 
+    /// The version that answers a request of this conversation, unless that asks for another model; `None`: whichever is served.
+    fn version_for<'a>(
+        &self,
+        model: Option<&str>,
+        conversation: impl FnOnce() -> &'a Conversation,
+    ) -> Result<Arc<Version>, Failure> {
+        let candidate = self.router.canary_of(conversation);
+        match candidate.filter(|candidate| self.names.check(model, candidate.spec()).is_ok()) {
+            Some(candidate) => Ok(candidate),
+            None => self.active_for(model),
+        }
+    }
+
     /// The active version, unless the request asks for another model than it; `None`: whichever is served.
-    fn version_for(&self, model: Option<&str>) -> Result<Arc<Version>, Failure> {
+    fn active_for(&self, model: Option<&str>) -> Result<Arc<Version>, Failure> {
         let version = self.router.active().ok_or_else(|| self.no_version())?;
         self.names.check(model, version.spec())?;
         Ok(version)
+    }
+
+    /// Whether it is the active version, and no candidate.
+    fn is_active(&self, version: &Arc<Version>) -> bool {
+        self.router.active().is_some_and(|active| Arc::ptr_eq(&active, version))
     }
 
     /// What a request hears while there is no version.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_crds::status::{BreachStatus, CandidatePhase, GateName};
+use gantry_crds::status::{BreachStatus, CandidatePhase, GateName, ReplicaCanary};
 use gantry_rollout::limits::RETRY_MAX;
 use gantry_rollout::plan::{Action, Purpose, Route};
 use gantry_rollout::{Desired, Lines, Phase, Snapshot, Versions, WorkerHealth};
@@ -50,11 +50,15 @@ pub struct Manager {
     cancels: BTreeMap<String, CancellationToken>,
     tasks: JoinSet<Done>,
     watch: Option<Watch>,
+    /// The candidate that answers a share of the requests.
+    canary: Option<Watch>,
 }
 
-/// A version that answers since a switch and is watched.
+/// A version that answers since a switch, or a share of the requests, and is watched.
 struct Watch {
     version: String,
+    /// Of a candidate: the attempt in which it does.
+    attempt: Option<i64>,
     since: Instant,
     limits: SignalLimits,
     /// What the figures of the version before were at the switch, where this pod answered with it.
@@ -66,6 +70,31 @@ struct Watch {
 }
 
 impl Watch {
+    fn new(version: &str, attempt: Option<i64>, limits: &SignalLimits, now: Instant) -> Self {
+        let (version, limits) = (version.to_owned(), limits.clone());
+        Self { version, attempt, since: now, limits, before: None, breach: None, judged: false }
+    }
+
+    /// Limits that the user makes others hold at once, also for what has passed one.
+    fn follow(&mut self, limits: &SignalLimits) {
+        if self.limits != *limits {
+            (self.limits, self.breach, self.judged) = (limits.clone(), None, false);
+        }
+    }
+
+    /// Takes in the figures, of which those of the version before are `before`.
+    fn judge(&mut self, figures: &Figures, before: Option<&Figures>, now: Instant) {
+        if self.breach.is_some() {
+            return;
+        }
+        let watched_for = now.saturating_duration_since(self.since);
+        self.judged |= self.limits.can_judge(figures);
+        self.breach = self.limits.breach(figures, before, watched_for >= self.limits.window);
+        if let Some(BreachStatus { signal, value, limit, samples }) = &self.breach {
+            tracing::warn!(version = self.version, signal, value, limit, samples, "a signal passed its limit");
+        }
+    }
+
     fn is_without_requests(&self, now: Instant) -> bool {
         !self.judged && now.saturating_duration_since(self.since) >= self.limits.window
     }
@@ -111,6 +140,7 @@ impl Manager {
             cancels: BTreeMap::new(),
             tasks: JoinSet::new(),
             watch: None,
+            canary: None,
         };
         (manager, seen)
     }
@@ -122,7 +152,8 @@ impl Manager {
         loop {
             self.settle();
             let now = Instant::now();
-            let look = self.watch.as_ref().filter(|watch| watch.breach.is_none()).map(|_| now + SIGNALS_PERIOD);
+            let mut watched = self.watch.iter().chain(&self.canary);
+            let look = watched.any(|watch| watch.breach.is_none()).then(|| now + SIGNALS_PERIOD);
             let retry = self.versions.next_retry(now).into_iter().chain(look).min().unwrap_or(now + RETRY_MAX);
             tokio::select! {
                 () = stop.cancelled() => break,
@@ -162,8 +193,16 @@ impl Manager {
             self.apply_scheduling(&settings.scheduling);
             // A candidate answers whoever looks at it before it gets the service's requests.
             self.router.set_stands_by(desired.stands_by && desired.candidate.is_none());
-            for action in self.note(|versions, lines| versions.settle(desired, Instant::now(), lines)) {
+            self.look_at_canary(desired, settings, Instant::now());
+            // What passes a limit gets no request more in this pod, whoever else is there to say so.
+            let is_breached = self.canary.as_ref().is_some_and(|watch| watch.breach.is_some());
+            let wanted = if is_breached { &desired.without_share() } else { desired };
+            for action in self.note(|versions, lines| versions.settle(wanted, Instant::now(), lines)) {
                 self.act(desired, settings, action);
+            }
+            if self.canary.is_none() {
+                // It may have been given a share just now, and is looked at from here on.
+                self.look_at_canary(desired, settings, Instant::now());
             }
             self.router.set_yields(self.versions.yields(desired));
             self.look_at_signals(desired, settings, Instant::now());
@@ -173,6 +212,7 @@ impl Manager {
         let mut snapshot = self.versions.snapshot(desired, &self.board.borrow(), Instant::now());
         snapshot.breach = self.watch.as_ref().and_then(|watch| watch.breach.clone());
         snapshot.too_few_requests = self.watch.as_ref().is_some_and(|watch| watch.is_without_requests(Instant::now()));
+        snapshot.canary = self.canary_told(snapshot.canary);
         self.router.set_state(snapshot.state);
         let serving = snapshot.serving.as_ref().and_then(|name| self.loaded.get(name)).cloned();
         self.published.send_replace(Published { snapshot, serving });
@@ -206,27 +246,48 @@ impl Manager {
         };
         let known = self.watch.take().filter(|watch| watch.version == *version);
         let mut watch = known.unwrap_or_else(|| Watch {
-            version: version.clone(),
-            since: now,
-            limits: limits.clone(),
             before: route.previous.as_ref().and_then(|previous| figures(previous, limits.window)),
-            breach: None,
-            judged: false,
+            ..Watch::new(version, None, limits, now)
         });
-        if watch.limits != *limits {
-            (watch.limits, watch.breach, watch.judged) = (limits.clone(), None, false);
-        }
+        watch.follow(limits);
         let watched_for = now.saturating_duration_since(watch.since);
-        if watch.breach.is_none()
-            && let Some(figures) = figures(version, limits.window.min(watched_for))
-        {
-            watch.judged |= limits.can_judge(&figures);
-            watch.breach = limits.breach(&figures, watch.before.as_ref(), watched_for >= limits.window);
-            if let Some(BreachStatus { signal, value, limit, samples }) = &watch.breach {
-                tracing::warn!(version, signal, value, limit, samples, "a signal passed its limit");
-            }
+        if let Some(figures) = figures(version, limits.window.min(watched_for)) {
+            let before = watch.before;
+            watch.judge(&figures, before.as_ref(), now);
         }
         self.watch = Some(watch);
+    }
+
+    /// Looks whether the candidate that answers a share of the requests passes a limit, by the requests since it does, against those of
+    /// the active version in the same time.
+    fn look_at_canary(&mut self, desired: &Desired, settings: &Settings, now: Instant) {
+        let known = self.canary.take();
+        let asked = desired.candidate.as_ref().filter(|_| desired.canary.is_some());
+        let (Some(candidate), Some(limits)) = (asked, &settings.signals) else { return };
+        let attempt = Some(candidate.attempt);
+        let is_it = |watch: &Watch| watch.version == candidate.version && watch.attempt == attempt;
+        let route = self.versions.route();
+        let gets_requests = route.canary.as_ref().is_some_and(|canary| canary.version == candidate.version);
+        let new = || gets_requests.then(|| Watch::new(&candidate.version, attempt, limits, now));
+        let Some(mut watch) = known.filter(is_it).or_else(new) else { return };
+        watch.follow(limits);
+        let loaded = |name: &String| self.loaded.get(name).map(|loaded| loaded.version.signals());
+        if let Some(signals) = loaded(&watch.version) {
+            let window = limits.window_of(&signals, now.saturating_duration_since(watch.since), now);
+            let active = route.active.as_ref().and_then(loaded).map(|signals| signals.figures(window, now));
+            watch.judge(&signals.figures(window, now), active.as_ref(), now);
+        }
+        self.canary = Some(watch);
+    }
+
+    /// What is told of the candidate that answers a share of the requests, or does not any more since it passed a limit.
+    fn canary_told(&self, in_force: Option<ReplicaCanary>) -> Option<ReplicaCanary> {
+        let Some(watch) = &self.canary else { return in_force };
+        let told = in_force.filter(|canary| canary.version == watch.version);
+        let share = told.and_then(|canary| canary.share);
+        let (version, breach) = (watch.version.clone(), watch.breach.clone());
+        let too_few_requests = watch.is_without_requests(Instant::now());
+        Some(ReplicaCanary { version, share, breach, too_few_requests })
     }
 
     /// Has the owner of the versions take something in, with the lines of those on their way.
@@ -277,14 +338,10 @@ impl Manager {
                 });
             }
             Action::Drop { version } => {
+                // Of those that a candidate had taken, whichever was told nothing is answered by another version.
                 if let Some(loaded) = self.loaded.remove(&version) {
-                    let gives_way = self.versions.route().is_held();
                     self.tasks.spawn(async move {
-                        if gives_way {
-                            loaded.version.give_way(Duration::ZERO).await;
-                        } else {
-                            loaded.version.retire(Duration::ZERO).await;
-                        }
+                        loaded.version.give_way(Duration::ZERO).await;
                         Done::Other
                     });
                 }
@@ -294,7 +351,7 @@ impl Manager {
     }
 
     /// Puts a route in force.
-    fn route(&self, Route { active, previous, held_from }: &Route) {
+    fn route(&self, Route { active, canary, previous, held_from }: &Route) {
         let version = |name: &Option<String>| {
             let loaded = name.as_ref().and_then(|name| self.loaded.get(name));
             loaded.map(|loaded| Arc::clone(&loaded.version))
@@ -307,8 +364,10 @@ impl Manager {
             // Nothing that is loaded answered before: requests go on waiting.
             return;
         }
-        active.iter().for_each(|active| active.end_trial());
-        self.router.set(Routing { active, previous: version(previous) });
+        let candidate =
+            canary.as_ref().and_then(|canary| Some((version(&Some(canary.version.clone()))?, canary.share)));
+        active.iter().chain(candidate.iter().map(|(candidate, _)| candidate)).for_each(|answers| answers.end_trial());
+        self.router.set(Routing { active, canary: candidate, previous: version(previous) });
     }
 
     fn prepare(&mut self, desired: &Desired, settings: &Settings, version: String, purpose: &Purpose, loads: bool) {

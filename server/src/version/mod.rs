@@ -241,6 +241,12 @@ impl Version {
         self.shared.health.subscribe()
     }
 
+    /// Whether one of its workers answers now.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        *self.shared.health.borrow() == WorkerHealth::Ready
+    }
+
     /// What a worker says of the model.
     #[must_use]
     pub fn model(&self) -> Option<ModelInfo> {

@@ -73,6 +73,14 @@ impl Signals {
         samples.push_back((now, sample));
     }
 
+    /// How long ago the first of the last so many requests ended; `None`: there were not so many.
+    #[must_use]
+    pub fn time_of(&self, count: usize, now: Instant) -> Option<Duration> {
+        let samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = samples.len().checked_sub(count.max(1))?;
+        samples.get(first).map(|(at, _)| now.saturating_duration_since(*at))
+    }
+
     /// The figures of the requests that ended within `window` before `now`.
     #[must_use]
     pub fn figures(&self, window: Duration, now: Instant) -> Figures {
@@ -103,6 +111,14 @@ fn p95(times: impl Iterator<Item = Duration>) -> Option<Duration> {
 }
 
 impl SignalLimits {
+    /// The time by whose requests a version is judged that answers a share of them, since `watched_for`: the window or, where few
+    /// came, as far back as it takes for enough.
+    #[must_use]
+    pub fn window_of(&self, signals: &Signals, watched_for: Duration, now: Instant) -> Duration {
+        let of_enough = signals.time_of(self.min_samples, now).unwrap_or(watched_for);
+        of_enough.max(self.window).min(watched_for)
+    }
+
     /// Whether there are enough requests to say anything.
     #[must_use]
     pub fn can_judge(&self, figures: &Figures) -> bool {
@@ -225,6 +241,25 @@ mod tests {
         }
         assert_eq!(signals.figures(ms(10), then + ms(10)).samples, SAMPLES_MAX);
         assert_eq!(signals.figures(ms(10), then + ms(11)), Figures::default());
+    }
+
+    #[test]
+    fn where_few_requests_came_it_is_looked_further_back_for_enough_of_them() {
+        let (limits, signals, began) = (limits(), Signals::default(), Instant::now());
+        // One in 20 seconds: ten of them are the last three minutes.
+        (0..30).for_each(|number| signals.ended(Sample::default(), began + ms(20_000 * number)));
+        let now = began + ms(20_000 * 29);
+        assert_eq!(signals.time_of(10, now), Some(ms(180_000)));
+        assert_eq!(limits.window_of(&signals, ms(600_000), now), ms(180_000));
+        assert_eq!(limits.window_of(&signals, ms(100_000), now), ms(100_000), "not before it was watched");
+        assert_eq!(signals.figures(ms(180_000), now).samples, 10);
+        assert_eq!(
+            (signals.time_of(31, now), limits.window_of(&Signals::default(), ms(90_000), now)),
+            (None, ms(90_000))
+        );
+        // Many: the window.
+        (0..30).for_each(|_| signals.ended(Sample::default(), now));
+        assert_eq!(limits.window_of(&signals, ms(600_000), now), ms(60_000));
     }
 
     #[test]

@@ -97,6 +97,11 @@ impl ApiServer {
         self.0.object.borrow().clone()
     }
 
+    /// The pod's entry.
+    pub fn now(&self) -> Value {
+        entry(&self.object())
+    }
+
     /// Waits until the pod's entry is as wanted.
     pub async fn entry(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let mut object = self.0.object.subscribe();

@@ -25,14 +25,14 @@ const WHOLE: usize = 4;
 const ANSWERS: usize = 60;
 
 /// The front of a pod, as clients see it.
-struct Front {
-    base: String,
-    client: reqwest::Client,
+pub struct Front {
+    pub base: String,
+    pub client: reqwest::Client,
     stop: CancellationToken,
 }
 
 impl Front {
-    async fn of(pod: &Pod) -> Self {
+    pub async fn of(pod: &Pod) -> Self {
         drop(rustls::crypto::ring::default_provider().install_default());
         let listener = serve::listen("127.0.0.1", 0).await.unwrap();
         let base = format!("http://{}", listener.local_addr().unwrap());
@@ -103,7 +103,7 @@ async fn read(response: reqwest::Response) -> Brought {
 }
 
 /// Waits until it is so, of what nobody tells.
-async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
+pub async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
     let began = Instant::now();
     while !is_so().await {
         assert!(began.elapsed() < PATIENCE, "waited in vain: {what}");

@@ -5,6 +5,7 @@
 
 mod api_server;
 mod authorities;
+mod canary;
 mod draft;
 mod drift;
 mod embeddings;

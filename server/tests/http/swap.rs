@@ -46,7 +46,7 @@ async fn load(name: &str, file: &str) -> Arc<Version> {
 async fn a_swap_under_load_loses_nothing_and_mixes_nothing() {
     let router = Router::new();
     let old = load("v1", "demo-v1.q8_0.gguf").await;
-    router.set(Routing { active: Some(Arc::clone(&old)), previous: None });
+    router.set(Routing { active: Some(Arc::clone(&old)), ..Routing::default() });
     let listener = serve::listen("127.0.0.1", 0).await.unwrap();
     let url = format!("http://{}/v1/chat/completions", listener.local_addr().unwrap());
     let stop = CancellationToken::new();
@@ -87,14 +87,14 @@ async fn a_swap_under_load_loses_nothing_and_mixes_nothing() {
     let answered = |index: usize| counts[index].load(Ordering::Relaxed);
     await_condition("answers of the old version", async || answered(0) >= ANSWERS).await;
     let new = load("v2", "demo-v2.q8_0.gguf").await;
-    router.set(Routing { active: Some(Arc::clone(&new)), previous: Some(Arc::clone(&old)) });
+    router.set(Routing { active: Some(Arc::clone(&new)), previous: Some(Arc::clone(&old)), ..Routing::default() });
     let worker = old.stats().pids()[0];
     // Retired at once, so that requests which chose it just before find it closed.
     let health = old.health();
     old.retire(PATIENCE).await;
     assert_eq!(*health.borrow(), WorkerHealth::Stopped);
     assert!(!is_alive(worker), "the old worker has ended");
-    router.set(Routing { active: Some(new), previous: None });
+    router.set(Routing { active: Some(new), ..Routing::default() });
     await_condition("answers of the new version", async || answered(1) >= ANSWERS).await;
     over.store(true, Ordering::Relaxed);
     for client in clients {

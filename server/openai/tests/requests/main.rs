@@ -401,7 +401,10 @@ fn each_parameter_of_sampling_is_taken_in_all_its_spellings() {
     differs("n", json!(MAX_CHOICES), |c| c.choices = MAX_CHOICES);
     differs("n", json!(2.0), |c| c.choices = 2);
     differs("max_tokens", json!(1e3), |c| c.params.max_tokens = Some(1000));
-    differs("user", json!("someone"), |_| {});
+    for name in ["user", "safety_identifier", "prompt_cache_key", "session_id"] {
+        differs(name, json!("someone"), |c| c.conversation = Some("someone".to_owned()));
+        differs(name, json!(7), |_| {});
+    }
     differs("top_logprobs", json!(0), |_| {});
     differs("priority", json!("high"), |c| c.params.priority = Priority::High);
     differs("priority", json!(-5), |c| c.params.priority = Priority::High);

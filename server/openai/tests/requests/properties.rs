@@ -171,6 +171,7 @@ fn common() -> impl Strategy<Value = Common> {
             streaming,
             timings,
             reasoning: true,
+            conversation: None,
         },
     )
 }

@@ -14,6 +14,7 @@
 
 mod background;
 mod choices;
+mod conversation;
 mod record;
 mod scheduling;
 mod stream;
@@ -176,7 +177,7 @@ async fn answer<E: TextEncoder>(
         prompt_param: asked.prompt_param,
         priority: asked.params.priority,
         tells_queue: origin.scheduling.tells_queue,
-        asking: Asking::new(origin.peer, asked, true),
+        asking: Asking::new(&origin, asked, true),
         known: Some(Known::New(origin, share)),
     });
     loop {
@@ -299,7 +300,7 @@ async fn submit(
     origin.scheduling.apply(&mut asked.params);
     let (prompt_param, priority) = (asked.prompt_param, asked.params.priority);
     let (of_each_prompt, told) = (asked.best_of as usize, asked.choices as usize);
-    let mut asking = Asking::new(origin.peer, asked, false);
+    let mut asking = Asking::new(&origin, asked, false);
     let (version, choices) = asking.submit(app).await?;
     let id = keep.id();
     keep.input().await?;
@@ -319,7 +320,7 @@ pub(super) async fn prompt<E: PromptEncoder>(
     let (origin, (mut asked, encoder), share, _) = read(app, request, decode).await?;
     origin.scheduling.apply(&mut asked.params);
     let (prompt_param, priority) = (asked.prompt_param, asked.params.priority);
-    let (version, choices) = Asking::new(origin.peer, asked, false).submit(app).await?;
+    let (version, choices) = Asking::new(&origin, asked, false).submit(app).await?;
     let record = RequestRecord::new(app, route, &version, origin, priority, choices.total(), share);
     let mut collected = Collected::new(&app.output);
     let result = match choices.prompt(&mut collected).await {
@@ -343,7 +344,7 @@ pub(super) async fn pooled<E: PooledEncoder>(
 ) -> Result<Response, Failure> {
     let (origin, (asked, encoder), share, _) = read(app, request, decode).await?;
     let PooledRequest { model, work, prompt_param, priority } = asked;
-    let version = app.version_for(model.as_deref())?;
+    let version = submit::pooling(app, &origin, model.as_deref())?;
     let pooled = version.model().and_then(|model| model.pooled);
     let (width, ranks) = pooled.map_or((0, true), |pooled| (pooled.width, pooled.pooling == Pooling::Rank));
     let work = work.work(ranks);
@@ -362,7 +363,7 @@ pub(super) async fn pooled<E: PooledEncoder>(
     };
     let (priority, timeout_ms) = (origin.scheduling.priority_over(priority), origin.scheduling.queue_timeout_ms);
     let asked = PoolRequest { work, priority, timeout_ms };
-    let (version, pooled) = submit::pooled(app, origin.peer, model.as_deref(), asked).await?;
+    let (version, pooled) = submit::pooled(app, &origin, model.as_deref(), asked).await?;
     let record = RequestRecord::new(app, route, &version, origin, priority, 0, share);
     let result = match pooled.output().await {
         Ok(output) => {

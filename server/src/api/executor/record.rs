@@ -8,8 +8,10 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use gantry_core::{ApiError, ErrorCode, GenerationEvent, Priority, Timings, Usage};
+use gantry_rollout::Conversation;
 
 use super::choices::Gathered;
+use super::conversation::session;
 use super::scheduling::Scheduling;
 use crate::api::App;
 use crate::api::budget::{Peer, Share};
@@ -27,6 +29,8 @@ pub(super) struct Origin {
     /// Whose it is.
     pub(super) peer: Peer,
     pub(super) scheduling: Scheduling,
+    /// The conversation that its headers name.
+    pub(super) session: Option<Conversation>,
 }
 
 impl Origin {
@@ -34,7 +38,8 @@ impl Origin {
         let id = request.extensions().get::<RequestIdentity>().and_then(|id| id.0.to_str().ok());
         let identity = id.unwrap_or_default().to_owned();
         let peer = request.extensions().get::<Peer>().copied().unwrap_or_default();
-        Ok(Self { arrival: Instant::now(), identity, peer, scheduling: Scheduling::read(request.headers())? })
+        let (scheduling, session) = (Scheduling::read(request.headers())?, session(request.headers()));
+        Ok(Self { arrival: Instant::now(), identity, peer, scheduling, session })
     }
 }
 
@@ -261,6 +266,7 @@ mod tests {
                     identity: String::new(),
                     peer: Peer::default(),
                     scheduling: Scheduling::read(&axum::http::HeaderMap::new()).unwrap(),
+                    session: None,
                 },
                 priority: Priority::Normal,
                 status: 200,

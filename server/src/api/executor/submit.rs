@@ -1,4 +1,5 @@
-//! Hands a request to the version that is active, and to the next one where that was retired in between. While none is, since one
+//! Hands a request to the version that is active, or to a candidate that answers a share of the requests, and to the next one where that
+//! was retired in between. What a candidate cannot take the active version does. While none is, since one
 //! is unloaded and another loaded, a request stands in [line](crate::hold) for that.
 
 use std::borrow::Cow;
@@ -8,6 +9,8 @@ use std::time::{Duration, Instant};
 use gantry_core::{ApiError, ErrorCode, Priority, Prompt, TextInput, TextRequest};
 
 use super::choices::Choices;
+use super::conversation::Talk;
+use super::record::Origin;
 use crate::api::App;
 use crate::api::errors::{Failure, of_submission, unanswered};
 use crate::hold::{LineClosed, News, Ticket};
@@ -22,6 +25,7 @@ const SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 /// A request for text on its way to a version.
 pub(super) struct Asking {
     client: Peer,
+    talk: Talk,
     model: Option<String>,
     requests: Vec<GenerateRequest>,
     prompt_param: &'static str,
@@ -53,14 +57,16 @@ impl From<ApiError> for NotTaken {
 
 impl Asking {
     /// `returns`: see [`Asking::returns`].
-    pub(super) fn new(client: Peer, asked: TextRequest, returns: bool) -> Self {
-        let TextRequest { model, prompts, prompt_param, params, best_of: choices, is_streamed, .. } = asked;
+    pub(super) fn new(origin: &Origin, asked: TextRequest, returns: bool) -> Self {
+        let TextRequest { model, prompts, prompt_param, params, best_of: choices, is_streamed, conversation, .. } =
+            asked;
         let request = |prompt| GenerateRequest { prompt: Arc::new(prompt), params: params.clone() };
         let requests: Vec<GenerateRequest> = prompts.into_iter().map(request).collect();
         let returns = returns && (!is_streamed || (requests.len() == 1 && choices == 1));
         let came = Instant::now();
         Self {
-            client,
+            client: origin.peer,
+            talk: Talk::new(origin.session, conversation),
             model,
             requests,
             prompt_param,
@@ -161,8 +167,12 @@ impl Asking {
             let left = limit.saturating_sub(self.came.elapsed());
             u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1)
         });
+        let conversation = || self.talk.conversation(requests.first().map(|request| &*request.prompt));
+        let mut tries_candidate = true;
         for _ in 0..SUBMIT_ATTEMPTS {
-            let version = match app.version_for(self.model.as_deref()) {
+            let model = self.model.as_deref();
+            let chosen = if tries_candidate { app.version_for(model, conversation) } else { app.active_for(model) };
+            let version = match chosen {
                 Ok(version) => version,
                 Err(_) if app.router.held().is_switching() => return Err(NotTaken::Held),
                 Err(failure) => return Err(NotTaken::Failed(failure)),
@@ -196,6 +206,11 @@ impl Asking {
                     return Ok((version, choices));
                 }
                 Err(SubmitError::Retired) => {}
+                Err(SubmitError::QueueFull { .. } | SubmitError::Unavailable { .. })
+                    if tries_candidate && !app.is_active(&version) =>
+                {
+                    tries_candidate = false;
+                }
                 Err(other) => return Err(NotTaken::Failed(of_submission(other))),
             }
             tokio::task::yield_now().await;
@@ -252,13 +267,13 @@ fn of_choice(request: &GenerateRequest, choice: u32, is_whole: bool) -> Generate
 /// Submits a request for vectors or scores.
 pub(super) async fn pooled(
     app: &App,
-    client: Peer,
+    origin: &Origin,
     model: Option<&str>,
     asked: PoolRequest,
 ) -> Result<(Arc<Version>, Pooled), Failure> {
     for _ in 0..SUBMIT_ATTEMPTS {
-        let version = app.version_for(model)?;
-        match version.pool(client, asked.clone()).await {
+        let version = pooling(app, origin, model)?;
+        match version.pool(origin.peer, asked.clone()).await {
             Ok(pooled) => return Ok((version, pooled)),
             Err(SubmitError::Retired) => {}
             Err(other) => return Err(of_submission(other)),
@@ -266,6 +281,15 @@ pub(super) async fn pooled(
         tokio::task::yield_now().await;
     }
     Err(of_submission(SubmitError::Retired))
+}
+
+/// The version that gives vectors and scores. Those of two models must not be mixed, so that a candidate gives them to whoever names a
+/// session, and to nobody else.
+pub(super) fn pooling(app: &App, origin: &Origin, model: Option<&str>) -> Result<Arc<Version>, Failure> {
+    match &origin.session {
+        Some(session) => app.version_for(model, || session),
+        None => app.active_for(model),
+    }
 }
 
 /// The seed of one of the answers: they differ, and all repeat with the request's. The first has the request's own, so it
