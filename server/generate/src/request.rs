@@ -207,7 +207,16 @@ impl Asked {
             ..GenerationParams::default()
         };
         let is_streamed = self.stream.unwrap_or(false);
-        Ok(TextRequest { model, prompts: vec![prompt], prompt_param, params, choices: 1, best_of: 1, is_streamed })
+        Ok(TextRequest {
+            model,
+            prompts: vec![prompt],
+            prompt_param,
+            params,
+            choices: 1,
+            best_of: 1,
+            is_streamed,
+            conversation: None,
+        })
     }
 }
 
