@@ -25,6 +25,8 @@ pub(super) struct Download<'a> {
     pub(super) target: Target<'a>,
     pub(super) grant: Arc<Grant>,
     pub(super) progress: &'a watch::Sender<FetchProgress>,
+    /// Whether nobody knows the digest of the file, so that pieces of two would not be told from a whole one.
+    pub(super) any: bool,
 }
 
 /// A connection's end, with the file where its thread gave it back.
@@ -33,14 +35,15 @@ pub(super) type Ended = (Option<Partial>, Result<(), FetchError>);
 impl Download<'_> {
     /// Makes one connection and takes what comes. `Ok` means that the file is there to its last byte.
     pub(super) async fn connect(&self, partial: Partial) -> Ended {
-        let offset = partial.bytes();
+        let tag = partial.validator().etag.clone();
+        let offset = if self.any && tag.is_none() { 0 } else { partial.bytes() };
         let range = (offset > 0).then_some((offset, None));
         let response = match http::send(self.target, range, partial.validator()).await {
             Ok(response) => response,
             Err(error) => return (Some(partial), Err(error)),
         };
         match http::judge(
-            (self.target.place, self.target.address),
+            (self.target.asked, self.target.address),
             response.status(),
             response.headers(),
             offset,
@@ -49,6 +52,10 @@ impl Download<'_> {
             Answer::Complete => (Some(partial), Ok(())),
             Answer::Refused(error) => (Some(partial), Err(error)),
             Answer::StartOver(reason) => restart(partial, FetchError::temporary(reason)).await,
+            Answer::Body { start, ref validator, .. } if self.any && start > 0 && validator.etag != tag => {
+                let reason = format!("{} does not say whether it is still the same file", self.target.address);
+                restart(partial, FetchError::temporary(reason)).await
+            }
             Answer::Body { start, total, validator } => self.receive(partial, response, start, total, validator).await,
         }
     }
@@ -137,7 +144,7 @@ impl Download<'_> {
                     return Err(FetchError::temporary(reason));
                 }
                 Err(error) => {
-                    let error = http::failure(self.target.address, &error);
+                    let error = http::failure(self.target.asked.by, self.target.address, &error);
                     return Err(FetchError::temporary(format!("{error} (after {bytes} bytes)")));
                 }
             }

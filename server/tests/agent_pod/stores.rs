@@ -174,7 +174,7 @@ async fn the_blob_of_a_registry_is_fetched_with_the_token_that_it_has_handed_out
     assert!(told.contains("the repository has no blob with this sha256"), "{told}");
 
     // A login goes nowhere where its Secret does not send it, and never over http://.
-    let login = Login { user: "me".to_owned(), password: Token::new("hush"), hosts: "registry".to_owned() };
+    let login = Login { user: "me".to_owned(), password: Token::new("hush"), hosts: Some("registry".to_owned()) };
     let source = at("oci://registry/org/m:v1", &endpoint, digest(&content)).with_credential(Credential::Login(login));
     let told = fetch(&source, digest(&content)).await.unwrap_err().to_string();
     assert!(told.contains("a login is sent over https:// only") && !told.contains("hush"), "{told}");
@@ -193,7 +193,7 @@ async fn a_registry_that_refuses_is_told_with_what_to_do() {
     }
     // Nor does it get a login over http:// by asking for that itself.
     let endpoint = registry(&content, r#"Basic realm="here""#, "Bearer nobody-has-it").await;
-    let login = Login { user: "me".to_owned(), password: Token::new("hush"), hosts: "127.0.0.1".to_owned() };
+    let login = Login { user: "me".to_owned(), password: Token::new("hush"), hosts: Some("127.0.0.1".to_owned()) };
     let source = at("oci://registry/org/m:v1", &endpoint, digest(&content)).with_credential(Credential::Login(login));
     let told = fetch(&source, digest(&content)).await.unwrap_err().to_string();
     assert!(told.contains("a login is sent over https:// only") && !told.contains("hush"), "{told}");

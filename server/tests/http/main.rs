@@ -14,6 +14,9 @@ mod dispatch;
 mod drain;
 mod ends;
 mod faults;
+#[allow(dead_code, reason = "some of its faults are of other tests")]
+#[path = "../agent_pod/files.rs"]
+mod file_server;
 mod files;
 mod forms;
 #[path = "../../llama/tests/common/gguf.rs"]
@@ -37,6 +40,8 @@ mod s3;
 mod scores;
 mod script;
 mod server;
+mod sources;
+mod split;
 mod stored;
 mod suspects;
 mod swap;
