@@ -19,6 +19,8 @@ mod prefixes;
 mod s3;
 #[path = "../http/script.rs"]
 mod script;
+#[path = "../http/split.rs"]
+mod split;
 mod stores;
 mod swelling;
 #[path = "../http/template_file.rs"]
