@@ -1,14 +1,14 @@
-//! One file over http(s): connections one after another, each going on where the last one broke off.
+//! One file over http(s): connections one after another, or several at once ([`segments`]), each going on where the last one broke off.
 //!
 //! The network side is async, the disk side ([`Partial`]) blocks on a thread of its own behind a bounded queue; it is
 //! handed to that thread and comes back with it, so that at no time two sides hold it.
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use bytes::Bytes;
-use reqwest::Response;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -19,6 +19,7 @@ use super::limits::{MAX_MODEL_BYTES, UNSAID_LENGTH_STEP_BYTES, WRITE_QUEUE_CHUNK
 use super::magic::Magic;
 use super::partial::{Partial, Validator};
 use super::progress::{FetchProgress, Meter};
+use super::segments::{self, Body};
 
 /// What one connection needs.
 pub(super) struct Download<'a> {
@@ -27,6 +28,8 @@ pub(super) struct Download<'a> {
     pub(super) progress: &'a watch::Sender<FetchProgress>,
     /// Whether nobody knows the digest of the file, so that pieces of two would not be told from a whole one.
     pub(super) any: bool,
+    /// Set once the server has shown that it is not good for several connections; then there is one.
+    pub(super) one_connection: &'a AtomicBool,
 }
 
 /// A connection's end, with the file where its thread gave it back.
@@ -42,13 +45,15 @@ impl Download<'_> {
             Ok(response) => response,
             Err(error) => return (Some(partial), Err(error)),
         };
-        match http::judge(
+        let answer = http::judge(
             (self.target.asked, self.target.address),
             response.status(),
             response.headers(),
             offset,
             partial.validator(),
-        ) {
+        );
+        let several = !self.one_connection.load(Ordering::Relaxed) && segments::is_worthwhile(&response, &answer);
+        match answer {
             Answer::Complete => (Some(partial), Ok(())),
             Answer::Refused(error) => (Some(partial), Err(error)),
             Answer::StartOver(reason) => restart(partial, FetchError::temporary(reason)).await,
@@ -56,14 +61,22 @@ impl Download<'_> {
                 let reason = format!("{} does not say whether it is still the same file", self.target.address);
                 restart(partial, FetchError::temporary(reason)).await
             }
-            Answer::Body { start, total, validator } => self.receive(partial, response, start, total, validator).await,
+            Answer::Body { start, total, validator } => {
+                let body = match total.filter(|_| several) {
+                    Some(total) => {
+                        Body::of_several(self.target, response, (start, total, &validator), self.one_connection)
+                    }
+                    None => Body::of_one(self.target, response, self.one_connection),
+                };
+                self.receive(partial, body, start, total, validator).await
+            }
         }
     }
 
     async fn receive(
         &self,
         partial: Partial,
-        response: Response,
+        body: Body<'_>,
         start: u64,
         total: Option<u64>,
         validator: Validator,
@@ -73,7 +86,7 @@ impl Download<'_> {
             ended => return ended,
         };
         let (chunks, writer) = write(partial);
-        let result = self.pump(response, start, total, chunks).await;
+        let result = self.pump(body, start, total, chunks).await;
         let (partial, written) = match writer.await {
             Ok((partial, written)) => (Some(partial), written),
             Err(error) => (None, Err(io::Error::other(error))),
@@ -114,7 +127,7 @@ impl Download<'_> {
     /// Moves the body to the writer.
     async fn pump(
         &self,
-        mut response: Response,
+        mut body: Body<'_>,
         start: u64,
         total: Option<u64>,
         chunks: mpsc::Sender<Bytes>,
@@ -124,7 +137,7 @@ impl Download<'_> {
         let mut magic = Magic::from(start);
         let mut meter = Meter::new(self.progress, bytes, total, Instant::now());
         loop {
-            match response.chunk().await {
+            match body.chunk().await {
                 Ok(Some(chunk)) => {
                     bytes += chunk.len() as u64;
                     magic.check(&chunk).map_err(|_| FetchError::NotGguf(self.target.address.to_owned()))?;
@@ -144,8 +157,11 @@ impl Download<'_> {
                     return Err(FetchError::temporary(reason));
                 }
                 Err(error) => {
-                    let error = http::failure(self.target.asked.by, self.target.address, &error);
-                    return Err(FetchError::temporary(format!("{error} (after {bytes} bytes)")));
+                    let retry_after = error.retry_after();
+                    return Err(FetchError::Temporary {
+                        reason: format!("{error} (after {bytes} bytes)"),
+                        retry_after,
+                    });
                 }
             }
         }

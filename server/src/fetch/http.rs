@@ -21,21 +21,27 @@ use super::registry::{Authorization, Login, authorization};
 use super::source::Token;
 
 /// Makes a client, which downloads share. It believes certificates of the authorities that everybody knows, and of those in `ca`,
-/// as PEM.
-pub(super) fn client(reach: Reach, by: AskedBy, ca: Option<&str>) -> Result<Client, reqwest::Error> {
+/// as PEM. A connection that is kept leads every try to the one of several servers behind an address that lacks the file, or to one
+/// that is another by now: `kept_connections` is 0 but for the pieces of one download.
+pub(super) fn client(
+    reach: Reach,
+    by: AskedBy,
+    ca: Option<&str>,
+    kept_connections: usize,
+) -> Result<Client, reqwest::Error> {
     let authorities = ca.map(|ca| Certificate::from_pem_bundle(ca.as_bytes())).transpose()?.unwrap_or_default();
     let builder = match by {
         // Through a proxy, whatever the proxy reaches would be reached.
         AskedBy::Spec => Client::builder().no_proxy(),
         AskedBy::CommandLine => Client::builder(),
     };
+    // HTTP/2 would have all pieces of a download share one connection.
+    let builder = if kept_connections > 0 { builder.http1_only() } else { builder };
     builder
         .tls_certs_merge(authorities)
         .dns_resolver(Arc::new(Resolver(reach)))
         .user_agent(concat!("gantry/", env!("CARGO_PKG_VERSION")))
-        // Behind one address are several servers, or another one by now: a connection that is kept leads every try to the one
-        // that lacks the file.
-        .pool_max_idle_per_host(0)
+        .pool_max_idle_per_host(kept_connections)
         .connect_timeout(CONNECT_LIMIT)
         .read_timeout(READ_LIMIT)
         .referer(false)
@@ -68,6 +74,8 @@ struct RedirectRefused(String);
 #[derive(Clone, Copy)]
 pub(super) struct Target<'a> {
     pub(super) client: &'a Client,
+    /// For several requests at once to one server.
+    pub(super) several: &'a Client,
     pub(super) reach: Reach,
     pub(super) url: &'a Url,
     pub(super) auth: Auth<'a>,
@@ -474,10 +482,18 @@ mod tests {
 
     async fn asked(reach: Reach, url: &str, token: Option<&Token>) -> Result<Response, FetchError> {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let (client, url) = (client(reach, AskedBy::Spec, None).unwrap(), Url::parse(url).unwrap());
+        let (client, url) = (client(reach, AskedBy::Spec, None, 0).unwrap(), Url::parse(url).unwrap());
         let auth = token.map_or(Auth::None, Auth::Bearer);
-        let target =
-            Target { client: &client, reach, url: &url, auth, asked: WEB, headers: None, address: "the address" };
+        let target = Target {
+            client: &client,
+            several: &client,
+            reach,
+            url: &url,
+            auth,
+            asked: WEB,
+            headers: None,
+            address: "the address",
+        };
         send(target, None, &Validator::default()).await
     }
 

@@ -32,6 +32,7 @@ mod reach;
 mod refs;
 mod registry;
 mod resolve;
+mod segments;
 mod source;
 mod split;
 mod stores;
@@ -66,7 +67,7 @@ use asked::Place;
 use download::{Download, blocking};
 use flight::{Caller, Flight, Right};
 use http::{Answer, Auth, Target};
-use limits::{MAX_CLIENTS_WITH_CA, OTHER_PROCESS_PERIOD};
+use limits::{FETCH_CONNECTIONS, MAX_CLIENTS_WITH_CA, OTHER_PROCESS_PERIOD};
 use local::{copy, local, peek_file};
 use partial::{Partial, Validator};
 use source::Location;
@@ -75,9 +76,9 @@ use volume::VolumeFile;
 
 /// Fetches model files into one cache.
 pub struct Fetcher {
-    client: Client,
+    clients: Clients,
     /// Those that believe certificates of further authorities, by the certificates of these.
-    with_ca: Mutex<HashMap<Arc<str>, Client>>,
+    with_ca: Mutex<HashMap<Arc<str>, Clients>>,
     reach: Reach,
     by: AskedBy,
     cache: Arc<Cache>,
@@ -85,6 +86,22 @@ pub struct Fetcher {
     flights: Mutex<HashMap<Digest, Flight>>,
     /// Files on volumes that were hashed: it is not done again while they are the same. One for each digest, as above.
     on_volumes: Mutex<HashMap<Digest, VerifiedFile>>,
+}
+
+/// Who makes requests.
+#[derive(Clone)]
+struct Clients {
+    /// Each over a connection of its own.
+    single: Client,
+    /// Those of one download, over connections that are kept.
+    several: Client,
+}
+
+impl Clients {
+    fn new(reach: Reach, by: AskedBy, ca: Option<&str>) -> Result<Self, reqwest::Error> {
+        let single = http::client(reach, by, ca, 0)?;
+        Ok(Self { single, several: http::client(reach, by, ca, FETCH_CONNECTIONS)? })
+    }
 }
 
 /// The first bytes of a file.
@@ -117,10 +134,10 @@ impl Fetcher {
     fn with(cache: Arc<Cache>, reach: Reach, by: AskedBy) -> Result<Self, FetchError> {
         // An error means that the process has installed its provider already.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = http::client(reach, by, None)
+        let clients = Clients::new(reach, by, None)
             .map_err(|error| FetchError::Permanent(format!("the https client cannot be set up: {error:?}")))?;
         let (with_ca, flights, on_volumes) = Default::default();
-        Ok(Self { client, with_ca, reach, by, cache, flights, on_volumes })
+        Ok(Self { clients, with_ca, reach, by, cache, flights, on_volumes })
     }
 
     /// The cache.
@@ -175,14 +192,14 @@ impl Fetcher {
         }
     }
 
-    /// The client for a source.
-    fn client(&self, source: &Source) -> Result<Client, FetchError> {
-        let Some(ca) = &source.ca else { return Ok(self.client.clone()) };
+    /// The clients for a source.
+    fn client(&self, source: &Source) -> Result<Clients, FetchError> {
+        let Some(ca) = &source.ca else { return Ok(self.clients.clone()) };
         let mut clients = self.with_ca.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(client) = clients.get(ca) {
             return Ok(client.clone());
         }
-        let client = http::client(self.reach, self.by, Some(ca)).map_err(|error| {
+        let client = Clients::new(self.reach, self.by, Some(ca)).map_err(|error| {
             FetchError::Permanent(format!(
                 "{source}: the certificates of its ca cannot be used: {error:?}; correct them"
             ))
@@ -213,7 +230,7 @@ impl Fetcher {
         }
     }
 
-    fn target<'a>(&self, client: &'a Client, source: &'a Source, url: &'a Url) -> Target<'a> {
+    fn target<'a>(&self, clients: &'a Clients, source: &'a Source, url: &'a Url) -> Target<'a> {
         let auth = match (&source.credential, source.asked.place) {
             (Some(Credential::Token(token)), _) => Auth::Bearer(token),
             (Some(Credential::Login(login)), Place::Registry) => Auth::Registry(Some(login)),
@@ -221,7 +238,17 @@ impl Fetcher {
             // What signs is in the address by now.
             _ => Auth::None,
         };
-        Target { client, reach: self.reach, url, auth, asked: source.asked, headers: None, address: source.address() }
+        let Clients { single: client, several } = clients;
+        Target {
+            client,
+            several,
+            reach: self.reach,
+            url,
+            auth,
+            asked: source.asked,
+            headers: None,
+            address: source.address(),
+        }
     }
 
     /// Brings the file into the cache. Tries again what may pass, until `cancel`.
@@ -404,7 +431,8 @@ impl Fetcher {
                 match (self.client(source), self.url(source).await) {
                     (Ok(client), Ok(url)) => {
                         let target = self.target(&client, source, &url);
-                        Download { target, grant, progress, any: tries.any }.connect(partial).await
+                        let one_connection = &tries.one_connection;
+                        Download { target, grant, progress, any: tries.any, one_connection }.connect(partial).await
                     }
                     (Err(error), _) | (_, Err(error)) => (Some(partial), Err(error)),
                 }

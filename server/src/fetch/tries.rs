@@ -1,5 +1,6 @@
 //! The tries of one fetch, and how long to wait between them.
 
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -23,6 +24,8 @@ pub(super) struct Tries {
     backoff: Backoff,
     /// Whether any file will do: nobody knows the digest of the one that is asked for.
     pub(super) any: bool,
+    /// Whether the server is not good for several connections at once.
+    pub(super) one_connection: AtomicBool,
 }
 
 impl Tries {

@@ -19,6 +19,7 @@ mod prefixes;
 mod s3;
 #[path = "../http/script.rs"]
 mod script;
+mod segments;
 #[path = "../http/split.rs"]
 mod split;
 mod stores;
