@@ -64,6 +64,21 @@ pub fn credential(address: &str) -> Option<Credential> {
         .next()
 }
 
+/// Whether an address always means the same file, of which its store tells the digest: one of Hugging Face's with a commit as
+/// revision, or one of a registry's with the digest of a manifest.
+#[must_use]
+pub fn is_pinned(address: &str) -> bool {
+    let is_hex = |text: &str, digits: usize| {
+        text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    if let Some(rest) = address.strip_prefix("hf://") {
+        let revision = rest.split('/').nth(1).and_then(|repository| repository.split_once('@'));
+        return rest.splitn(3, '/').count() == 3 && revision.is_some_and(|(_, revision)| is_hex(revision, 40));
+    }
+    let manifest = address.strip_prefix("oci://").and_then(|rest| rest.rsplit_once("@sha256:"));
+    manifest.is_some_and(|(_, digest)| is_hex(digest, 64))
+}
+
 /// The address without what may be secret in it: user, password, query, fragment. Of a long one, the beginning.
 #[must_use]
 pub fn shown(address: &str) -> String {
@@ -141,6 +156,25 @@ mod tests {
             ("a=1;access_token=2#x", "access_token"),
         ] {
             assert_eq!(credential(&format!("https://h/m?{query}")), Some(Credential::Parameter(name)), "{query}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_pinned_by_a_commit_or_by_the_digest_of_a_manifest() {
+        let (commit, digest) = ("0a".repeat(20), "0a".repeat(32));
+        for (address, pinned) in [
+            (format!("hf://o/r@{commit}/m.gguf"), true),
+            (format!("oci://h/m:v1@sha256:{digest}"), true),
+            (format!("oci://h/m@sha256:{digest}"), true),
+            (format!("hf://o/r@{commit}"), false),
+            (format!("hf://o/r@{}/m.gguf", &commit[1..]), false),
+            (format!("hf://o/r/{commit}/m.gguf"), false),
+            ("hf://o/r@main/m.gguf".to_owned(), false),
+            ("oci://h/m:v1".to_owned(), false),
+            (format!("https://h/@sha256:{digest}"), false),
+            (format!("s3://b/r@{commit}/m.gguf"), false),
+        ] {
+            assert_eq!(is_pinned(&address), pinned, "{address}");
         }
     }
 

@@ -118,7 +118,7 @@ pub struct ModelSpec {
 #[x_kube(
     validation = Rule::new("has(self.uri) != has(self.pvc)").message("give exactly one of uri and pvc"),
     validation = Rule::new("!has(self.uri) || self.uri.matches('^(https?|hf|s3|oci)://')").message("source: this release fetches from https://, http://, hf://, s3:// and oci://; put the file behind one of them, or on a volume (pvc), and give its sha256"),
-    validation = Rule::new("has(self.sha256)").message("sha256: give the file's SHA-256 (sha256sum FILE), so that nothing else can be served in its place; an address that changes is no name of a file"),
+    validation = Rule::new("has(self.sha256) || (has(self.uri) && (self.uri.matches('^hf://[^/@?#]+/[^/@?#]+@[0-9a-f]{40}/') || self.uri.matches('^oci://.*@sha256:[0-9a-f]{64}$')))").message("sha256: give the file's SHA-256 (sha256sum FILE), so that nothing else can be served in its place; an address that changes is no name of a file. It may be left out where hf:// has a commit as revision (40 digits), or oci:// the digest of a manifest (@sha256:...)"),
     validation = Rule::new("!has(self.ca) || (has(self.uri) && !self.uri.startsWith('http://') && (!has(self.endpoint) || self.endpoint.startsWith('https://')))").message("ca: it is for what is asked over https://; leave it out"),
     validation = Rule::new("!has(self.uri) || !self.uri.startsWith('hf://') || self.uri.matches('^hf://[^/@?#]+/[^/@?#]+(@[^/@?#]+)?/[^?#]+$')").message("uri: use hf://owner/repository@revision/path/model.gguf; the revision, a commit best, may be left out"),
     validation = Rule::new("!has(self.uri) || !self.uri.startsWith('s3://') || self.uri.matches('^s3://[-A-Za-z0-9._]+/[^?#]+$')").message("uri: use s3://bucket/path/model.gguf"),
@@ -128,7 +128,8 @@ pub struct ModelSpec {
 )]
 pub struct SourceSpec {
     /// Address of the file: https:// or http://, `hf://owner/repository@revision/path`, `s3://bucket/path` or
-    /// `oci://registry/repository:tag`, in which the sha256 is that of the layer that is the file.
+    /// `oci://registry/repository:tag`, in which the sha256 is that of the layer that is the file; without one the address ends in the
+    /// digest of the manifest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     #[x_kube(
@@ -140,7 +141,8 @@ pub struct SourceSpec {
     /// A file on a PersistentVolumeClaim of the same namespace, which spec.pod.modelVolumes names as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pvc: Option<PvcSource>,
-    /// SHA-256 of the file. A file with another digest is never loaded.
+    /// SHA-256 of the file. A file with another digest is never loaded. It may be left out where the address always means the same
+    /// file, and its store tells the digest: hf:// with a commit as revision, oci:// with the digest of a manifest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<Sha256>,
     /// Secret of the same namespace with what the source is told of who asks: a token (key `token`), for s3:// a key

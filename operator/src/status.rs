@@ -98,6 +98,9 @@ fn digests(inputs: &ServiceInputs) -> Vec<String> {
     let mut history: Vec<_> = living.map(|version| &version.spec).collect();
     history.sort_by_key(|spec| std::cmp::Reverse(spec.revision));
     let history = history.into_iter().map(|spec| (&spec.model, &spec.runtime));
+    // What stores told pods of where the spec says nothing.
+    let told = inputs.observed.versions.iter().filter_map(|version| version.status.as_ref()?.digest.as_ref());
+    let told = told.filter_map(|digest| digest.strip_prefix("sha256:")).map(str::to_owned);
     let named = inputs.state.versions.iter().map(|version| (&version.model, &version.runtime));
     let sources = named.chain(history).flat_map(|(model, runtime)| {
         let draft = runtime.speculative.as_ref().and_then(|speculative| speculative.draft.as_ref());
@@ -107,6 +110,11 @@ fn digests(inputs: &ServiceInputs) -> Vec<String> {
     for source in sources {
         if digests.len() < MAX_DIGESTS as usize {
             digests.extend(source.sha256.as_ref().map(|sha256| sha256.0.clone()));
+        }
+    }
+    for digest in told {
+        if digests.len() < MAX_DIGESTS as usize {
+            digests.insert(digest);
         }
     }
     digests.into_iter().collect()

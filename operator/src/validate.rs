@@ -13,7 +13,7 @@ use std::{fmt, time::Duration};
 
 use gantry_crds::{
     InferenceService, InferenceServiceSpec,
-    address::credential,
+    address::{credential, is_pinned},
     inference_service::{
         CANARY_STEPS_MAX, CacheMode, CanarySpec, DriftGate, DriftReference, ModelSpec, OBJECT_NAME_RULE, PodSpec,
         PrefixCacheSpec, PromptsGate, RollbackSignals, RolloutStrategy, RuntimeSpec, SourceSpec, cache_bytes,
@@ -589,7 +589,12 @@ impl Collector {
         match source.sha256.as_ref().map(|digest| digest.checked()) {
             Some(Ok(_)) => {}
             Some(Err(error)) => self.invalid(fields.sha256, error.to_string()),
-            None => self.invalid(fields.sha256, "give the file's SHA-256 (sha256sum FILE)"),
+            None if source.uri.as_deref().is_some_and(is_pinned) => {}
+            None => self.invalid(
+                fields.sha256,
+                "give the file's SHA-256 (sha256sum FILE); it may be left out where hf:// has a commit as revision (40 digits), or \
+                 oci:// the digest of a manifest (@sha256:...)",
+            ),
         }
     }
 
@@ -719,6 +724,18 @@ mod tests {
         let pod = json!({"modelVolumes": [{"claimName": "models"}]});
         let problems = validate(&service(json!({"model": {"source": source}, "pod": pod}))).unwrap_err();
         assert_eq!(problems.0[0].field, "spec.model.source.sha256");
+    }
+
+    #[test]
+    fn a_digest_may_be_left_out_where_the_address_pins_the_file() {
+        let source = |uri: String| json!({"model": {"source": {"uri": uri, "sha256": null}}});
+        for pinned in [format!("hf://o/r@{}/m.gguf", "0a".repeat(20)), format!("oci://h/m@sha256:{}", "0a".repeat(32))]
+        {
+            assert!(validate(&service(source(pinned.clone()))).is_ok(), "{pinned}");
+        }
+        let problems = validate(&service(source("hf://o/r@main/m.gguf".to_owned()))).unwrap_err();
+        assert_eq!(problems.0[0].field, "spec.model.source.sha256");
+        assert!(problems.to_string().contains("a commit as revision"), "{problems}");
     }
 
     #[test]

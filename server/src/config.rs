@@ -8,6 +8,7 @@ mod args;
 mod check;
 mod habits;
 mod line;
+mod source;
 mod template;
 #[cfg(test)]
 mod tests;
@@ -21,11 +22,14 @@ use gantry_engine::{
     Pooling, SplitMode,
 };
 
-pub use self::args::{BackendArgs, Cli, Command, HttpArgs, PodArgs, ReportFormat, ServeArgs, ValidateArgs};
+pub use self::args::{BackendArgs, CacheArgs, Cli, Command, HttpArgs, PodArgs, ReportFormat, ServeArgs, ValidateArgs};
 use self::check::Check;
 pub use self::check::Problems;
 pub use self::line::{Line, read};
+use self::source::Environment;
+pub use self::source::{ModelCache, RemoteModel, RemoteModels};
 use crate::api::{ModelNames, Origins};
+use crate::fetch::Digest;
 use crate::keys::KeySources;
 use crate::limits::{MAX_QUEUE, MAX_WORKERS};
 use crate::processors::Processors;
@@ -49,6 +53,10 @@ const MAX_MEMORY_LIMIT_MIB: u32 = 1 << 24;
 const MAX_GPU_MEMORY_MIB: u32 = 1 << 24;
 /// The most disk for prefixes that a flag may ask for, in MiB.
 const MAX_CACHE_DISK_MIB: u32 = 1 << 24;
+/// The least disk for models from stores that a flag may ask for, in MiB.
+const MIN_CACHE_SIZE_MIB: u32 = 1;
+/// The most disk for models from stores that a flag may ask for, in MiB.
+const MAX_CACHE_SIZE_MIB: u32 = 1 << 28;
 /// The longest time for which a flag may have unused prefixes kept, in seconds: a year.
 const MAX_CACHE_TTL_SECONDS: u32 = 366 * 86_400;
 /// The longest drain timeout, in seconds.
@@ -87,8 +95,22 @@ pub struct ServeSettings {
     pub http: HttpSettings,
     /// Where ggml's backends are, where it is not left to the program.
     pub backend_dir: Option<PathBuf>,
-    /// What to load.
+    /// What to load, whose files are known once what is remote is brought.
     pub version: VersionSpec,
+    /// What of it is named by an address.
+    pub remote: RemoteModels,
+}
+
+impl ServeSettings {
+    /// Takes these files for what was named by an address.
+    pub fn use_files(&mut self, model: Option<PathBuf>, draft: Option<PathBuf>) {
+        if let Some(model) = model {
+            self.version.model_path = model;
+        }
+        if let (Some(path), Some(settings)) = (draft, &mut self.version.runtime.engine.draft) {
+            settings.model_path = path;
+        }
+    }
 }
 
 impl BackendArgs {
@@ -155,15 +177,48 @@ impl PodArgs {
     }
 }
 
+impl CacheArgs {
+    /// The models that are named by an address, of which a file of this machine is none. Those of the others that are not there
+    /// are told.
+    fn models(&self, check: &mut Check, model: &mut PathBuf, draft: Option<&mut PathBuf>) -> RemoteModels {
+        let environment = Environment::OWN;
+        let sha256 = self.digest(check);
+        let remote = |check: &mut Check, flag: &str, named: &mut PathBuf, sha256: Option<Digest>| {
+            let remote = if source::is_address(named) {
+                source::remote(check, environment, flag, named, sha256)?
+            } else {
+                check.file(flag, named);
+                return None;
+            };
+            let Some(path) = remote.source.local_path() else { return Some(remote) };
+            *named = path.to_owned();
+            check.file(flag, named);
+            None
+        };
+        let model = remote(check, "model", model, sha256);
+        let draft = draft.and_then(|draft| remote(check, "model-draft", draft, None));
+        if sha256.is_some() && model.is_none() {
+            check.problem(String::from("--sha256 must be left out where --model is a file of this machine"));
+        }
+        // Without an address it is of no use, and its directory need not be there.
+        let cache = match model.is_some() || draft.is_some() {
+            true => self.cache(check, environment),
+            false => ModelCache { dir: PathBuf::new(), limit_bytes: 0, offline: self.offline },
+        };
+        RemoteModels { cache, model, draft }
+    }
+}
+
 impl ValidateArgs {
-    /// Looks whether there is a file at all, in the words of `serve`.
+    /// Looks whether there is a file at all, in the words of `serve`, and gives what is to be brought before it is.
     ///
     /// # Errors
     /// There is none.
-    pub fn check(&self) -> Result<(), Problems> {
+    pub fn check(&self) -> Result<RemoteModels, Problems> {
         let mut check = Check::default();
-        check.file("model", self.file());
-        check.finish(())
+        let mut file = self.file().to_owned();
+        let models = self.cache.models(&mut check, &mut file, None);
+        check.finish(models)
     }
 }
 
@@ -228,19 +283,15 @@ impl ServeArgs {
         if values.is_some_and(|values| values != keys) {
             check.problem("--cache-type-v must be the same as --cache-type-k".to_owned());
         }
-        let model = self.model_file(&mut check);
-        let stem = model.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        let (mut model, mut draft) = (self.model_file(&mut check), self.model_draft.clone());
+        let remote = self.cache.models(&mut check, &mut model, draft.as_mut());
         let mut names = self.alias.clone();
         if names.is_empty() {
-            names.extend(stem);
+            names.extend(source::name_of(&model, remote.model.as_ref()));
         }
         names.iter().for_each(|name| check.name("alias", name));
         let served_name = if names.is_empty() { String::new() } else { names.remove(0) };
         http.names.aliases = names;
-        check.file("model", &model);
-        if let Some(draft) = &self.model_draft {
-            check.file("model-draft", draft);
-        }
         let draft_tokens = check.number("spec-draft-n-max", &self.spec_draft_n_max, 1, MAX_SPECULATION_TOKENS);
         let max_queue = u32::try_from(MAX_QUEUE).unwrap_or(u32::MAX);
         let mut watermark = |flag: &str, text: &str| check.automatic(flag, text, 0, max_queue).map(|n| n as usize);
@@ -276,10 +327,7 @@ impl ServeArgs {
                 cache_ttl_ms: cache_ttl.map(|seconds| u64::from(seconds) * 1000),
                 memory_limit_bytes: memory_limit.map(|mib| u64::from(mib) << 20),
                 prompt_lookup: check.number("prompt-lookup", &self.prompt_lookup, 0, MAX_SPECULATION_TOKENS),
-                draft: self
-                    .model_draft
-                    .clone()
-                    .map(|model_path| DraftSettings { model_path, max_tokens: draft_tokens }),
+                draft: draft.map(|model_path| DraftSettings { model_path, max_tokens: draft_tokens }),
                 step_ms_target: check.automatic("step-ms-target", &self.step_ms_target, 1, MAX_STEP_MS_TARGET),
                 chat_template: template::chat_template(
                     &mut check,
@@ -311,6 +359,7 @@ impl ServeArgs {
                 served_name,
                 runtime,
             },
+            remote,
         })
     }
 

@@ -13,13 +13,15 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 
+use crate::fetch::FetchProgress;
+use crate::limits::FETCH_TOLD_PERIOD;
 use crate::version::{VersionSpec, label};
 
 /// There where standard error is a terminal and this process serves it.
 static CONSOLE: OnceLock<Console> = OnceLock::new();
 
 /// What tells of itself in people's lines without being asked for: how the server ends.
-const TOLD: &str = "gantry_server::serve";
+pub(crate) const TOLD: &str = "gantry_server::serve";
 /// What a record says of a request that has ended, which people are told in short.
 pub(crate) const ENDED: &str = "request ended";
 /// Fields of a record that are not shown as such.
@@ -69,6 +71,72 @@ pub(crate) fn bytes_bar(what: &'static str, bytes: u64) -> ProgressBar {
     }
 }
 
+/// Shows how far a fetch is, for ever: with a bar at a terminal (see [`shown`]), elsewhere with a line now and then.
+pub async fn show_fetching(name: String, mut progress: watch::Receiver<FetchProgress>) {
+    let Some(Console { bar, style }) = CONSOLE.get() else { return log_fetching(&name, progress).await };
+    let template = if style.colour { "{prefix} {bar:32.cyan} {msg}" } else { "{prefix} {bar:32} {msg}" };
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.reset();
+    let mut is_drawn = false;
+    loop {
+        let (now, what) = {
+            let progress = progress.borrow_and_update();
+            (progress.clone(), fetching(&progress))
+        };
+        // What is in the cache already is looked at without a bar.
+        if now.bytes > 0 || now.note.is_some() {
+            let part = if now.parts > 1 { format!(" ({} of {})", now.part, now.parts) } else { String::new() };
+            bar.set_prefix(format!("fetching {name}{part}"));
+            bar.set_length(now.total.unwrap_or(now.bytes).max(1));
+            bar.set_position(now.bytes);
+            bar.set_message(what);
+            if !std::mem::replace(&mut is_drawn, true) {
+                bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+            }
+        }
+        if progress.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn log_fetching(name: &str, mut progress: watch::Receiver<FetchProgress>) {
+    loop {
+        tokio::time::sleep(FETCH_TOLD_PERIOD).await;
+        // One line for all that has changed meanwhile.
+        if progress.changed().await.is_err() {
+            return;
+        }
+        let (part, parts, what) = {
+            let progress = progress.borrow_and_update();
+            (progress.part, progress.parts, fetching(&progress))
+        };
+        tracing::info!(part, parts, "fetching {name}: {what}");
+    }
+}
+
+/// How much of a file there is, how fast it comes, and how long the rest takes; or why nothing comes.
+fn fetching(progress: &FetchProgress) -> String {
+    let human = gantry_gguf::human_bytes;
+    let mut text = human(progress.bytes);
+    if let Some(total) = progress.total {
+        let _ = write!(text, " of {}", human(total));
+    }
+    if let Some(note) = &progress.note {
+        let _ = write!(text, ": {note}");
+        return text;
+    }
+    if let Some(rate) = progress.bytes_per_second {
+        let _ = write!(text, ", {}/s", human(rate));
+    }
+    if let Some(eta) = progress.eta {
+        let _ = write!(text, ", {} left", indicatif::HumanDuration(eta));
+    }
+    text
+}
+
 /// Shows a bar while the model is read, of which `progress` tells the share, for ever: see [`loaded`].
 pub async fn show_loading(name: String, mut progress: watch::Receiver<f32>) {
     let Some(Console { bar, style }) = CONSOLE.get() else { return };
@@ -76,6 +144,7 @@ pub async fn show_loading(name: String, mut progress: watch::Receiver<f32>) {
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
+    bar.reset();
     bar.set_length(100);
     bar.set_message(format!("loading {name}"));
     bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
@@ -87,8 +156,8 @@ pub async fn show_loading(name: String, mut progress: watch::Receiver<f32>) {
     }
 }
 
-/// Takes the bar away: the model is loaded, or will not be.
-pub fn loaded() {
+/// Takes the bar away: what it showed has ended.
+pub fn shown() {
     if let Some(console) = CONSOLE.get() {
         console.bar.finish_and_clear();
     }
@@ -246,8 +315,20 @@ fn others(fields: &Map<String, Value>) -> String {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
     use super::*;
     use crate::version::RuntimeSettings;
+
+    #[test]
+    fn a_fetch_is_told_with_what_is_there_how_fast_it_comes_and_how_long_it_takes() {
+        let mut progress = FetchProgress { bytes: 1 << 20, total: Some(4 << 20), ..FetchProgress::default() };
+        assert_eq!(fetching(&progress), "1.00 MiB of 4.00 MiB");
+        (progress.bytes_per_second, progress.eta) = (Some(1 << 19), Some(Duration::from_secs(6)));
+        assert_eq!(fetching(&progress), "1.00 MiB of 4.00 MiB, 512 KiB/s, 6 seconds left");
+        progress.note = Some("nobody listens".to_owned());
+        assert_eq!(fetching(&progress), "1.00 MiB of 4.00 MiB: nobody listens");
+    }
 
     const PLAIN: Style = Style { colour: false, all: false };
 

@@ -25,6 +25,7 @@ pub mod output;
 pub mod peer;
 pub mod processors;
 pub mod protocol;
+pub mod pull;
 pub mod response_store;
 pub mod rollout;
 pub mod routing;

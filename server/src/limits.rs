@@ -282,6 +282,11 @@ pub const API_KEYS_REREADS: usize = 2;
 /// How often the file or the directory of API keys is read again.
 pub const API_KEYS_RELOAD_PERIOD: Duration = Duration::from_secs(5);
 
+/// How long nothing may come of a model that is named by an address before its fetch is given up.
+pub const FETCH_PATIENCE: Duration = Duration::from_secs(60);
+/// How often it is logged how far a fetch is, where nobody sits at a terminal.
+pub const FETCH_TOLD_PERIOD: Duration = Duration::from_secs(10);
+
 /// The largest object of a stored response, in bytes: what it answers, or what its client was told.
 pub const MAX_STORED_OBJECT_BYTES: usize = 16 * 1024 * 1024;
 /// How long the store of responses may take to read, write or delete an object.

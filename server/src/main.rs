@@ -27,7 +27,7 @@ use gantry_server::response_store::ResponseStore;
 use gantry_server::routing::{Router, Routing};
 use gantry_server::serve::{self, Ended, Ports};
 use gantry_server::version::{Version, VersionSpec, WorkerConfig, label};
-use gantry_server::{console, descriptors, processors, telemetry, validate, worker};
+use gantry_server::{console, descriptors, processors, pull, telemetry, validate, worker};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -80,7 +80,7 @@ fn run(command: Command, moot: &[String]) -> anyhow::Result<ExitCode> {
         Command::Validate(args) => {
             let told = moot.iter().map(|flag| format!("gantry-server: warning: {flag}\n"));
             telemetry::write_lines(told.collect::<String>().as_bytes());
-            validate::run(&args)
+            validate::run(args)
         }
         Command::Devices(args) => devices(&args),
         Command::Template => {
@@ -160,7 +160,11 @@ fn app_settings(http: &HttpSettings, reach: Option<Reach>) -> anyhow::Result<App
     Ok(AppSettings { keys, names: http.names.clone(), responses })
 }
 
-async fn serve_file(settings: ServeSettings) -> anyhow::Result<ExitCode> {
+async fn serve_file(mut settings: ServeSettings) -> anyhow::Result<ExitCode> {
+    let pulled = pull::pull(&settings.remote).await.context("cannot fetch the model")?;
+    settings.use_files(pulled.model, pulled.draft);
+    // They stay in the cache for as long as a worker may read them again.
+    let _files = pulled.files;
     if let Some(dir) = settings.backend_dir.as_deref().filter(|dir| !settings::has_modules(dir)) {
         tracing::warn!(
             "--backend-dir {} has no backend (libggml-*.so): the CPU backend that is built in computes; `make backends` and \
@@ -188,7 +192,7 @@ async fn serve_file(settings: ServeSettings) -> anyhow::Result<ExitCode> {
             let bar = tokio::spawn(console::show_loading(spec.served_name.clone(), progress.subscribe()));
             let loaded = Version::load(spec, &workers, progress).await;
             bar.abort();
-            console::loaded();
+            console::shown();
             let version = loaded?;
             router.set(Routing { active: Some(Arc::clone(&version)), ..Routing::default() });
             tell_ready(&url, &version);

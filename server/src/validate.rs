@@ -9,7 +9,7 @@
 mod forms;
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -20,24 +20,28 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::config::{ReportFormat, ValidateArgs};
-use crate::console;
+use crate::fetch::CachedModel;
 use crate::gates::file::FileError;
 use crate::gates::limits::{HEADROOM_RATIO, MIN_POOL_TOKENS, TRIAL_LOAD_LIMIT, WEIGHTS_LIMIT};
 use crate::gates::memory::PodMemory;
 use crate::gates::{context, memory};
 use crate::version::{EngineTuning, RuntimeSettings, Version, VersionSpec, WorkerConfig};
+use crate::{console, pull, telemetry};
 
 /// The name of what a trial loads.
 const TRIAL: &str = "trial";
 
-/// Checks the file and prints the report. The exit code says whether the file may be served.
+/// Checks the file, which is fetched where it is named by an address, and prints the report. The exit code says whether the file may
+/// be served.
 ///
 /// # Errors
-/// There is no such file, the report cannot be printed, or no worker can be started.
-pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
-    args.check()?;
+/// There is no such file, it cannot be fetched, the report cannot be printed, or no worker can be started.
+pub fn run(mut args: ValidateArgs) -> anyhow::Result<ExitCode> {
+    let subject = Subject::of(&mut args)?;
+    let args = &args;
     let inspection = gantry_gguf::inspect(args.file());
-    let mut outcome = Outcome { findings: inspection.findings, checks: Vec::new(), report: None };
+    let (findings, title) = (inspection.findings, subject.title.clone());
+    let mut outcome = Outcome { title, findings, checks: Vec::new(), report: None };
     match inspection.header {
         Ok(header) => outcome.look_further(args, &header)?,
         Err(_) => {
@@ -47,19 +51,63 @@ pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
         }
     }
     let text = match args.format {
-        ReportFormat::Text => outcome.text(&title(args.file()), console::has_colour(&std::io::stdout())),
-        ReportFormat::Json => outcome.json(args.file()),
-        ReportFormat::Sarif => outcome.sarif(args.file()),
+        ReportFormat::Text => outcome.text(console::has_colour(&std::io::stdout())),
+        ReportFormat::Json => outcome.json(&subject.named),
+        ReportFormat::Sarif => outcome.sarif(&subject.named),
     };
     print(&text)?;
     Ok(match outcome.findings.first_error() {
-        Some(first) => refused(args, first),
+        Some(first) => refused(&subject.named, first),
         None => ExitCode::SUCCESS,
     })
 }
 
+/// What is looked at.
+struct Subject {
+    /// As it was named.
+    named: PathBuf,
+    title: String,
+    /// Stay in the cache meanwhile.
+    _files: Vec<CachedModel>,
+    /// Headers alone, where no more is looked at.
+    _headers: Option<tempfile::TempDir>,
+}
+
+impl Subject {
+    /// Brings what is named by an address, and has `args` name the file.
+    fn of(args: &mut ValidateArgs) -> anyhow::Result<Self> {
+        let mut models = args.check()?;
+        let named = args.file().to_owned();
+        let Some(model) = models.model.clone() else {
+            let title = named.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            return Ok(Self { named, title, _files: Vec::new(), _headers: None });
+        };
+        let (named, title) = (PathBuf::from(model.source.to_string()), model.source.model_name());
+        console::start();
+        telemetry::init()?;
+        let tokio = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        if args.header_only {
+            let folder = tempfile::tempdir()
+                .context("cannot make a directory for headers; set TMPDIR to one that can be written")?;
+            let read = tokio.block_on(pull::headers(&models.cache, &model, folder.path()));
+            if let Some(path) = read.context("cannot fetch the model's header")? {
+                args.use_file(path);
+                return Ok(Self { named, title, _files: Vec::new(), _headers: Some(folder) });
+            }
+        }
+        models.draft = None;
+        let pulled = tokio.block_on(pull::pull(&models)).context("cannot fetch the model")?;
+        if let Some(path) = pulled.model {
+            args.use_file(path);
+        }
+        Ok(Self { named, title, _files: pulled.files, _headers: None })
+    }
+}
+
 /// What was found of a file, and what else there is to say of it.
 struct Outcome {
+    /// What it is called.
+    title: String,
     findings: Findings,
     /// What was looked at, where there is no report that has it.
     checks: Vec<Check>,
@@ -81,7 +129,7 @@ impl Outcome {
         let memory = memory::read().map(|memory| memory.beside_front(memory.front_bytes(&runtime, 1)));
         context::fit_context(&mut runtime, header.summary(), None, false, memory, HEADROOM_RATIO);
         let input = memory::fit_input(&runtime, header.summary(), false);
-        let mut report = Report::new(title(args.file()), header, input);
+        let mut report = Report::new(self.title.clone(), header, input);
         if let Some(memory) = memory {
             report = report.with_check(in_memory(memory, memory::predict(header.summary(), None, &runtime, false)));
         }
@@ -105,10 +153,6 @@ impl Outcome {
     }
 }
 
-fn title(file: &Path) -> String {
-    file.file_name().unwrap_or_default().to_string_lossy().into_owned()
-}
-
 /// What this machine has of the memory that the model takes as `serve` would run it: it need not be the one that serves it.
 fn in_memory(memory: PodMemory, required: u64) -> Check {
     let (need, have) = (human_bytes(required), human_bytes(memory.available_bytes));
@@ -122,8 +166,8 @@ fn print(text: &str) -> anyhow::Result<()> {
 }
 
 /// Says why on standard error, where scripts that keep the report elsewhere see it.
-fn refused(args: &ValidateArgs, first: &Finding) -> ExitCode {
-    let (file, part) = (args.file().display(), first.part);
+fn refused(file: &Path, first: &Finding) -> ExitCode {
+    let (file, part) = (file.display(), first.part);
     // The exit code says it, too.
     let _ = writeln!(std::io::stderr(), "gantry-server: {file}: {part}: {}", first.message);
     ExitCode::FAILURE

@@ -852,9 +852,28 @@ func TestAddressesOfStoresAreThoseOfFiles(t *testing.T) {
 			t.Errorf("%s: %q is expected, it says %s", wrong.uri, wrong.says, told)
 		}
 	}
-	unnamed := map[string]any{"uri": "hf://org/repo/m.gguf"}
-	if told := rules(map[string]any{"model": map[string]any{"servedName": "chat", "source": unnamed}}); !strings.Contains(told, "give the file's SHA-256") {
-		t.Error(told)
+}
+
+func TestADigestMayBeLeftOutWhereTheAddressPinsTheFile(t *testing.T) {
+	rules := specRules(t)
+	commit, digest := strings.Repeat("0a", 20), strings.Repeat("0a", 32)
+	for uri, pinned := range map[string]bool{
+		"hf://org/repo@" + commit + "/m-00001-of-00002.gguf": true,
+		"oci://ghcr.io/org/m:v1@sha256:" + digest:            true,
+		"oci://ghcr.io/org/m@sha256:" + digest:               true,
+		"hf://org/repo/m.gguf":                               false,
+		"hf://org/repo@main/m.gguf":                          false,
+		"hf://org/repo/" + commit + "/m.gguf":                false,
+		"hf://org/repo@" + commit[1:] + "/m.gguf":            false,
+		"oci://ghcr.io/org/m:v1":                             false,
+		"s3://bucket/repo@" + commit + "/m.gguf":             false,
+		"https://h/m.gguf":                                   false,
+	} {
+		source := map[string]any{"uri": uri}
+		told := rules(map[string]any{"model": map[string]any{"servedName": "chat", "source": source}})
+		if pinned && told != "<nil>" || !pinned && !strings.Contains(told, "give the file's SHA-256") {
+			t.Errorf("%s: %s", uri, told)
+		}
 	}
 }
 

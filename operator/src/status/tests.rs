@@ -233,3 +233,33 @@ fn a_rejected_version_says_so_for_good() {
     let again = status(Some(later), &preparing(), &preparing(), &[]);
     assert_eq!((again.phase, again.gates.len()), (Some(VersionPhase::Pending), 0), "another try begins anew");
 }
+
+#[test]
+fn what_a_store_told_of_a_pinned_file_is_its_digest() {
+    let told = format!("sha256:{}", "3".repeat(64));
+    let digest = |sha256: Option<String>, gates: Value, old: Option<ModelVersionStatus>| {
+        let mut version = version(old);
+        version.spec.model.source.sha256 = sha256.map(gantry_crds::scalars::Sha256);
+        let reports = reports(&[json!({"version": NAME, "attempt": 1, "phase": "Validating", "gates": gates})]);
+        let pods: Vec<_> = reports
+            .iter()
+            .map(|report| CountedPod { name: &report.pod, ready: true, report: Some(report), outdated: false })
+            .collect();
+        let now = "2026-01-01T00:00:06Z".parse().unwrap();
+        let (before, state) = (&preparing(), &preparing());
+        version_status(&VersionInputs { version: &version, before, state, pods: &pods, any_runs: true, now }).digest
+    };
+    let passed = json!([{"name": "Digest", "verdict": "Pass", "value": told}]);
+    assert_eq!(digest(None, passed.clone(), None), Some(told.clone()));
+    assert_eq!(digest(None, json!([]), None), None, "nobody was told yet");
+    let old = ModelVersionStatus { digest: Some(told.clone()), ..ModelVersionStatus::default() };
+    assert_eq!(digest(None, json!([]), Some(old)), Some(told), "it does not change");
+    let spec = "2".repeat(64);
+    assert_eq!(
+        digest(Some(spec.clone()), passed, None),
+        Some(format!("sha256:{spec}")),
+        "what the spec says goes before"
+    );
+    let failed = json!([{"name": "Digest", "verdict": "Fail", "value": "found abcdef..."}]);
+    assert_eq!(digest(None, failed, None), None);
+}

@@ -53,7 +53,7 @@ pub fn version_status(inputs: &VersionInputs) -> ModelVersionStatus {
     let mut status = ModelVersionStatus {
         phase: Some(phase),
         role: Some(role(inputs.state, &name)),
-        digest: inputs.version.spec.model.source.sha256.as_ref().map(|digest| format!("sha256:{digest}")),
+        digest: digest(inputs, &reports, &old),
         gguf: reports.iter().find_map(|report| report.gguf.clone()).or(old.gguf),
         fit: tightest_fit(reports.iter().copied()).cloned().or(old.fit),
         progress: if is_candidate(inputs.state) { furthest_behind(&reports) } else { None },
@@ -69,6 +69,17 @@ pub fn version_status(inputs: &VersionInputs) -> ModelVersionStatus {
         conditions(&status, phase, rejected, waits, inputs.any_runs, |gate| passed_everywhere(inputs, &name, gate));
     set_all(&mut status.conditions, all, inputs.now);
     status
+}
+
+/// The digest of the version's file: that of the spec, or the one that its store told the pods of, which does not change.
+fn digest(inputs: &VersionInputs, reports: &[&CandidateStatus], old: &ModelVersionStatus) -> Option<String> {
+    let of_spec = inputs.version.spec.model.source.sha256.as_ref().map(|digest| format!("sha256:{digest}"));
+    let told = || {
+        let passed = reports.iter().flat_map(|report| &report.gates);
+        let mut passed = passed.filter(|gate| gate.name == GateName::Digest && gate.verdict == GateVerdict::Pass);
+        passed.find_map(|gate| gate.value.clone()).filter(|value| value.starts_with("sha256:"))
+    };
+    of_spec.or_else(|| old.digest.clone()).or_else(told)
 }
 
 /// The attempt at the version that the pods could know of.

@@ -55,7 +55,8 @@ struct Body {
     service_tier: Option<String>,
     #[schemars(with = "Option<()>")]
     container: Option<Value>,
-    context_management: Option<ContextManagement>,
+    #[serde(default, rename = "context_management")]
+    _context_management: Option<ContextManagement>,
     #[schemars(length(max = 0))]
     mcp_servers: Option<Vec<Value>>,
     output_config: Option<OutputConfig>,
@@ -179,7 +180,8 @@ enum Format {
 #[serde(deny_unknown_fields)]
 struct ContextManagement {
     #[schemars(length(max = MAX_MESSAGES_BLOCKS))]
-    edits: Option<Vec<ContextEdit>>,
+    #[serde(default, rename = "edits")]
+    _edits: Option<Vec<ContextEdit>>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -391,7 +393,6 @@ fn chat(body: Body) -> Result<Chat, ApiError> {
         thinking,
         thinking_budget,
         continue_final_message,
-        ..Chat::default()
     };
     check_continuation(&chat).map_err(|fault| match fault {
         ContinuationFault::Tools => ApiError::wrong_value("tools", fault),

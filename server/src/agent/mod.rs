@@ -19,7 +19,7 @@ use kube::{Client, Config};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::fetch::{Cache, Digest, FetchError, Fetcher, Reach};
+use crate::fetch::{Cache, Digest, FetchError, Fetcher, Reach, Source};
 use crate::gates::Gates;
 use crate::gates::objects::Objects;
 use crate::rollout::Manager;
@@ -135,6 +135,8 @@ struct Kept {
     /// The models that revisions of the service name. While none is named nothing is removed: an operator of before says nothing
     /// of it.
     digests: BTreeSet<Digest>,
+    /// Addresses that versions name without a digest: what they mean is kept.
+    addresses: Vec<Source>,
     /// Whether any version may keep prompts on the disk. Who keeps none leaves none: nobody would count their bytes.
     prefixes: bool,
 }
@@ -148,14 +150,14 @@ async fn tidy(cache: Arc<Cache>, mut named: tokio::sync::watch::Receiver<Kept>) 
         }
         let (cache, kept) = (Arc::clone(&cache), named.borrow_and_update().clone());
         let work = move || {
-            cache.keep(&kept.digests);
+            let meant = kept.addresses.iter().flat_map(|address| cache.meant(address));
+            cache.keep(&kept.digests.iter().copied().chain(meant).collect());
             if !kept.prefixes {
                 cache.remove_prefixes();
             }
         };
-        if !named.borrow().digests.is_empty()
-            && let Err(error) = tokio::task::spawn_blocking(work).await
-        {
+        let names_none = named.borrow().digests.is_empty() && named.borrow().addresses.is_empty();
+        if !names_none && let Err(error) = tokio::task::spawn_blocking(work).await {
             tracing::error!(%error, "the cache could not be tidied");
         }
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use gantry_crds::InferenceService;
+use gantry_rollout::Desired;
 use kube::core::{ApiResource, DynamicObject};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::utils::Backoff;
@@ -18,6 +19,7 @@ use tokio::sync::watch;
 use super::desired::{Asked, read};
 use super::limits::{WATCH_BACKOFF_MAX, WATCH_BACKOFF_MIN, WATCH_SECONDS};
 use super::{AgentConfig, Kept};
+use crate::fetch::{Source, StoreSettings};
 use crate::rollout::Assignment;
 
 /// What the writer needs to know of the object.
@@ -72,6 +74,16 @@ pub(super) async fn follow(
     }
 }
 
+/// Addresses that versions name without a digest.
+fn unpinned(desired: &Desired) -> Vec<Source> {
+    let sources = desired.versions.values().flat_map(|version| {
+        let draft = version.runtime.speculative.as_ref().and_then(|speculative| speculative.draft.as_ref());
+        std::iter::once(&version.model.source).chain(draft)
+    });
+    let sources = sources.filter(|source| source.sha256.is_none());
+    sources.filter_map(|source| Source::unpinned(source.uri.as_deref()?, StoreSettings::of(source)).ok()).collect()
+}
+
 fn take(
     object: DynamicObject,
     config: &AgentConfig,
@@ -82,6 +94,7 @@ fn take(
     let resource_version = object.metadata.resource_version.as_ref().and_then(|version| version.parse().ok());
     let observed = match read(object, &config.has) {
         Ok(Asked { assignment, entries, replicas, digests, keeps_prefixes }) => {
+            let addresses = unpinned(&assignment.desired);
             asked.send_if_modified(|asked| {
                 let changed = asked.as_deref() != Some(&assignment);
                 if changed {
@@ -90,7 +103,7 @@ fn take(
                 changed
             });
             let digests = digests.iter().filter_map(|digest| digest.parse().ok()).collect();
-            let now = Kept { digests, prefixes: keeps_prefixes };
+            let now = Kept { digests, addresses, prefixes: keeps_prefixes };
             named.send_if_modified(|kept| {
                 let changed = *kept != now;
                 if changed {

@@ -8,7 +8,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 /// What most people look for: flags of `serve`, what each is, and what it is left out, where the parser's default is not that
 /// in words.
 pub(super) const MOST_USED: &[(&str, &str, Option<&str>)] = &[
-    ("model", "the GGUF file, instead of FILE", None),
+    ("model", "the GGUF file or its address, instead of FILE", None),
     ("host", "the address to listen on", Some(SERVE_HOST)),
     ("port", "the port to listen on", None),
     ("ctx-size", "context of all sequences together", Some("as the model was trained")),
@@ -67,9 +67,13 @@ pub struct ServeArgs {
     /// The GGUF file, as --model names it
     #[arg(value_name = "FILE", required_unless_present = "model")]
     pub file: Option<PathBuf>,
-    /// The GGUF file, or the first of those that the model is split into
+    /// The GGUF file, or the first of those that the model is split into: a path, or an address (https://, hf://, s3://, oci://), which
+    /// is fetched
     #[arg(short, long, env = "GANTRY_MODEL", value_name = "FILE")]
     pub model: Option<PathBuf>,
+    /// Models that are named by an address
+    #[command(flatten)]
+    pub cache: CacheArgs,
     /// Flags about listening
     #[command(flatten)]
     pub http: HttpArgs,
@@ -180,7 +184,7 @@ pub struct ServeArgs {
     /// The most tokens guessed at a time from repetitions and checked in one step; 0: none
     #[arg(long, env = "GANTRY_PROMPT_LOOKUP", default_value = "0", value_name = "N", allow_hyphen_values = true)]
     pub prompt_lookup: String,
-    /// A smaller model of the same tokens, which guesses what the model then checks in one step
+    /// A smaller model of the same tokens, which guesses what the model then checks in one step: a path or an address
     #[arg(long, visible_alias = "spec-draft-model", env = "GANTRY_MODEL_DRAFT", value_name = "FILE")]
     pub model_draft: Option<PathBuf>,
     /// The most tokens guessed at a time with --model-draft
@@ -242,6 +246,23 @@ pub struct ServeArgs {
         value_parser = BoolishValueParser::new()
     )]
     pub spm_infill: bool,
+}
+
+/// Flags of models that are named by an address.
+#[derive(Clone, Debug, Default, Args)]
+pub struct CacheArgs {
+    /// The SHA-256 that the model's file must have, where --model is an address; the store's or the file's own, which is told, if left out
+    #[arg(long, env = "GANTRY_SHA256", value_name = "DIGEST")]
+    pub sha256: Option<String>,
+    /// Where models are kept that are named by an address [default: gantry in $XDG_CACHE_HOME, or ~/.cache]
+    #[arg(long, env = "GANTRY_CACHE_DIR", value_name = "DIR")]
+    pub cache_dir: Option<PathBuf>,
+    /// MiB that models may take there: those that were used last stay
+    #[arg(long, env = "GANTRY_CACHE_SIZE", default_value = "102400", value_name = "MIB", allow_hyphen_values = true)]
+    pub cache_size: String,
+    /// Ask no store: a model that is named by an address is what it was last, and must be there
+    #[arg(long, env = "GANTRY_OFFLINE", action = ArgAction::SetTrue, value_parser = BoolishValueParser::new())]
+    pub offline: bool,
 }
 
 /// Where ggml's backends are.
@@ -362,6 +383,11 @@ pub struct PodArgs {
 }
 
 impl ValidateArgs {
+    /// Has this file looked at, instead of the one that was named.
+    pub fn use_file(&mut self, path: PathBuf) {
+        (self.file, self.model) = (Some(path), None);
+    }
+
     /// The file to look at.
     #[must_use]
     pub fn file(&self) -> &Path {
@@ -383,12 +409,15 @@ pub enum ReportFormat {
 /// Flags of `validate`.
 #[derive(Debug, Args)]
 pub struct ValidateArgs {
-    /// The GGUF file, or the first of those that the model is split into
+    /// The GGUF file, or the first of those that the model is split into: a path, or an address as `serve` takes it
     #[arg(value_name = "FILE", required_unless_present = "model")]
     pub file: Option<PathBuf>,
     /// The same, as `serve` has it
     #[arg(short, long, value_name = "FILE", conflicts_with = "file")]
     pub model: Option<PathBuf>,
+    /// Models that are named by an address
+    #[command(flatten)]
+    pub cache: CacheArgs,
     /// KV cells in total, as `serve` would be started with; 0: as the model was trained
     #[arg(short, long, default_value_t = 0, value_name = "TOKENS")]
     pub ctx_size: u32,

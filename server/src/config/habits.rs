@@ -184,6 +184,8 @@ mod tests {
     fn a_command_line_of_llama_server_is_understood() {
         for (given, understood) in [
             ("-m a.gguf -np 4 -ngl 99 -c 4096", "serve -m a.gguf --parallel 4 --n-gpu-layers 99 -c 4096"),
+            ("hf://o/r/m.gguf -np 4", "serve hf://o/r/m.gguf --parallel 4"),
+            ("-mu https://h/m.gguf", "serve --model https://h/m.gguf"),
             ("a.gguf", "serve a.gguf"),
             ("serve a.gguf -np=4", "serve a.gguf --parallel 4"),
             ("--jinja -m a.gguf --metrics -cb", "serve -m a.gguf"),
@@ -232,7 +234,8 @@ mod tests {
     #[test]
     fn a_flag_whose_promise_is_not_kept_says_what_to_do() {
         for (given, says) in [
-            ("-hf org/model", "path of a GGUF file"),
+            ("-hf org/model", "hf://owner/repository/path/model.gguf"),
+            ("-hft hush -m a.gguf", "HF_TOKEN"),
             ("-m a.gguf --ssl-key-file x", "proxy"),
             ("-m a.gguf --lora b.gguf", "merge it"),
             ("--list-devices", "gantry-server devices"),

@@ -468,7 +468,7 @@ fn every_word_that_is_not_understood_is_told_at_once() {
         (&["serv"], &["Did you mean 'serve'?"]),
         (&["list"], &["'list' is no command", "`gantry-server validate FILE` looks at a file"]),
         (&["run", "llama3"], &["'run' is no command", "`gantry-server FILE` serves"]),
-        (&["pull", "llama3"], &["'pull' is no command", "path of a GGUF file"]),
+        (&["pull", "llama3"], &["'pull' is no command", "hf://owner/repository/path/model.gguf"]),
         (&["m.gguf", "-xyz"], &["'-xyz' is not a flag"]),
     ] {
         let error = read(line).expect_err(&line.join(" "));
@@ -509,7 +509,7 @@ fn an_error_says_where_the_flags_are_listed() {
     }
     let help = read(&["--help"]).unwrap_err();
     for line in [
-        "  -m, --model FILE           the GGUF file, instead of FILE",
+        "  -m, --model FILE           the GGUF file or its address, instead of FILE",
         "      --host HOST            the address to listen on [127.0.0.1]",
         "      --port PORT            the port to listen on [8080]",
         "  -c, --ctx-size TOKENS      context of all sequences together [as the model was trained]",

@@ -4,7 +4,9 @@
 //! [`Lease`] names is never evicted; everything else goes when room is needed and what goes is enough, what a revision names
 //! last, the least recently used first, and at once when no revision names it any more ([`Cache::keep`]). A file that comes
 //! has a [`Grant`] of room before its bytes do, so that the limit holds for several at a time, and for those whose length
-//! nobody said. Absent: where files come from, and a lock against other processes: the folder belongs to one pod.
+//! nobody said. Processes that share the folder keep out of each other's way ([`lock`](super::lock)): none removes what another one uses.
+//! Each makes room by itself, so that two that fetch at once may pass the limit by what the other one brings. Absent: where files
+//! come from, and what addresses meant ([`refs`](super::refs)).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::{self, File};
@@ -13,8 +15,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
+use super::asked::AskedBy;
 use super::digest::Digest;
 use super::error::FetchError;
+use super::lock;
 use super::partial::{hash_file, remove_if_there, validator_path};
 use super::volume::VerifiedFile;
 
@@ -24,6 +28,8 @@ const PARTIAL_EXTENSION: &str = "partial";
 #[derive(Debug)]
 pub struct Cache {
     folder: PathBuf,
+    /// Who is told what to do where there is no room.
+    used_by: AskedBy,
     state: Mutex<State>,
     /// Held while room is made: two that look at once would give the same room away.
     making_room: Mutex<()>,
@@ -89,12 +95,26 @@ pub struct CachedModel {
     digest: Digest,
     bytes: u64,
     _lease: Option<Arc<Lease>>,
+    /// Keeps other processes from removing it.
+    _in_use: Option<Arc<File>>,
     on_volume: Option<VerifiedFile>,
+    /// Of a model that is split: all of its files.
+    _parts: Vec<CachedModel>,
 }
 
 impl CachedModel {
+    /// A model that is read at `path`, of one file or of several, of which the first one's digest is the model's. `None`: of none.
+    pub(super) fn of_parts(path: PathBuf, mut parts: Vec<Self>) -> Option<Self> {
+        if parts.len() < 2 {
+            return parts.pop();
+        }
+        let (digest, bytes) = (parts.first()?.digest, parts.iter().map(|part| part.bytes).sum());
+        Some(Self { path, digest, bytes, _lease: None, _in_use: None, on_volume: None, _parts: parts })
+    }
+
     pub(super) fn on_volume(file: VerifiedFile, digest: Digest) -> Self {
-        Self { path: file.path().to_owned(), digest, bytes: file.bytes(), _lease: None, on_volume: Some(file) }
+        let (path, bytes) = (file.path().to_owned(), file.bytes());
+        Self { path, digest, bytes, _lease: None, _in_use: None, on_volume: Some(file), _parts: Vec::new() }
     }
 
     /// What it was when it was verified, where others may change it.
@@ -123,14 +143,40 @@ impl CachedModel {
 }
 
 impl Cache {
-    /// Opens the cache in `folder`, which is made if it is not there.
+    /// Opens the cache of a pod in `folder`, which is made if it is not there.
     ///
     /// # Errors
     /// The folder cannot be made.
     pub fn open(folder: impl AsRef<Path>) -> io::Result<Arc<Self>> {
+        Self::open_for(AskedBy::Spec, folder)
+    }
+
+    /// As [`Cache::open`], for whom this names.
+    ///
+    /// # Errors
+    /// The folder cannot be made.
+    pub fn open_for(used_by: AskedBy, folder: impl AsRef<Path>) -> io::Result<Arc<Self>> {
         let folder = folder.as_ref().join("sha256");
         fs::create_dir_all(&folder)?;
-        Ok(Arc::new(Self { folder, state: Mutex::default(), making_room: Mutex::default() }))
+        Ok(Arc::new(Self { folder, used_by, state: Mutex::default(), making_room: Mutex::default() }))
+    }
+
+    /// Where it is kept what addresses meant.
+    pub(super) fn refs(&self) -> PathBuf {
+        self.folder.with_file_name("refs")
+    }
+
+    /// A directory beside the models that is gone with what is given.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn scratch(&self) -> io::Result<tempfile::TempDir> {
+        tempfile::Builder::new().prefix("headers-").tempdir_in(self.folder.with_file_name(""))
+    }
+
+    /// Where the parts of models that are split have names.
+    pub(super) fn parts(&self) -> PathBuf {
+        self.folder.with_file_name("parts")
     }
 
     /// Where prompts are kept, beside the models; it is not made here.
@@ -185,11 +231,8 @@ impl Cache {
     /// The file with this digest, hashed if this process has not done so yet. Blocks.
     pub(super) fn get(&self, digest: Digest, lease: Lease) -> io::Result<Option<CachedModel>> {
         let path = self.path(digest);
-        let bytes = match fs::metadata(&path) {
-            Ok(metadata) => metadata.len(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
+        let Some(file) = lock::in_use(&path)? else { return Ok(None) };
+        let bytes = file.metadata()?.len();
         let known = self.lock().verified.contains(&digest);
         if !known {
             let found = hash_file(&path)?;
@@ -204,7 +247,9 @@ impl Cache {
         if let Err(error) = File::options().append(true).open(&path).and_then(|f| f.set_modified(SystemTime::now())) {
             tracing::debug!(%error, "cannot note the use of a cached model");
         }
-        Ok(Some(CachedModel { path, digest, bytes, _lease: Some(Arc::new(lease)), on_volume: None }))
+        let (lease, in_use) = (Some(Arc::new(lease)), Some(Arc::new(file)));
+        let (on_volume, parts) = (None, Vec::new());
+        Ok(Some(CachedModel { path, digest, bytes, _lease: lease, _in_use: in_use, on_volume, _parts: parts }))
     }
 
     /// Evicts until the file of `digest` may have `wanted_bytes`, and tells how many it may have: at least `needed_bytes`. What
@@ -237,11 +282,11 @@ impl Cache {
             }
         }
         Err(FetchError::TooLarge(format!(
-            "the model needs {} in the cache, of whose {} {} are in use; raise spec.cache.sizeLimit (it is as much as \
-             spec.resources.memory if left out), or choose a smaller model",
+            "the model needs {} in the cache, of whose {} {} are in use; {}, or choose a smaller model",
             gantry_gguf::human_bytes(needed_bytes),
             gantry_gguf::human_bytes(limit),
             gantry_gguf::human_bytes(in_use),
+            self.used_by.larger_cache(),
         )))
     }
 
@@ -287,15 +332,36 @@ impl Cache {
         evicted > 0
     }
 
+    /// Evicts a file, and with a part of a model the other parts that nobody uses.
     fn evict(&self, file: &CacheFile) -> bool {
+        if !self.evict_one(file) {
+            return false;
+        }
+        let others = self.forget_parts(file.digest).unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot look for the other parts of an evicted model");
+            Vec::new()
+        });
+        for digest in others {
+            let (path, bytes) =
+                (self.path(digest), fs::metadata(self.path(digest)).map_or(0, |metadata| metadata.len()));
+            self.evict_one(&CacheFile { path, digest, bytes, used: file.used, is_named: file.is_named });
+        }
+        true
+    }
+
+    fn evict_one(&self, file: &CacheFile) -> bool {
         let mut state = self.lock();
         if state.leases.contains_key(&file.digest) {
             return false;
         }
         // Under the lock: a lease that is taken now must find the file gone, not going.
-        let removed = remove_if_there(&file.path).and_then(|()| remove_if_there(&validator_path(&file.path)));
+        let removed = lock::remove_unused(&file.path).and_then(|gone| match gone {
+            true => remove_if_there(&validator_path(&file.path)).map(|()| true),
+            false => Ok(false),
+        });
         match removed {
-            Ok(()) => {
+            Ok(false) => false,
+            Ok(true) => {
                 state.verified.remove(&file.digest);
                 tracing::info!(digest = %file.digest, bytes = file.bytes, "evicted from the cache");
                 true
@@ -487,5 +553,38 @@ mod tests {
         cache.set_limit_bytes(Some(250));
         cache.grant("cd".repeat(32).parse().unwrap()).grow(100, 100).unwrap();
         assert!(!partial.exists() && !validator_path(&partial).exists());
+    }
+
+    #[test]
+    fn a_part_takes_the_other_parts_with_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(folder.path()).unwrap();
+        let parts = [1, 2, 3].map(|seed| put(&cache, seed, 100, Duration::from_secs(300 - u64::from(seed))));
+        let whole = put(&cache, 4, 100, Duration::from_secs(200));
+        let first = cache.name_parts(&parts).unwrap();
+        assert_eq!(cache.name_parts(&parts).unwrap(), first, "once for all");
+        for (number, seed) in [(1, 1), (2, 2), (3, 3)] {
+            let path = first.with_file_name(format!("model-0000{number}-of-00003.gguf"));
+            assert_eq!(fs::read(path).unwrap(), vec![seed; 100]);
+        }
+        let used = cache.get(parts[2], cache.lease(parts[2])).unwrap().unwrap();
+        cache.set_limit_bytes(Some(450));
+        cache.grant("ab".repeat(32).parse().unwrap()).grow(100, 100).unwrap();
+        assert_eq!(parts.map(|part| is_there(&cache, part)), [false, false, true], "but for one that is in use");
+        assert!(is_there(&cache, whole) && !first.exists());
+        drop(used);
+    }
+
+    #[test]
+    fn what_another_process_uses_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let (cache, other) = (Cache::open(folder.path()).unwrap(), Cache::open(folder.path()).unwrap());
+        let digest = put(&cache, 1, 100, Duration::from_secs(300));
+        let used = other.get(digest, other.lease(digest)).unwrap().unwrap();
+        cache.keep(&BTreeSet::from(["ab".repeat(32).parse().unwrap()]));
+        assert!(is_there(&cache, digest));
+        drop(used);
+        cache.keep(&BTreeSet::from(["ab".repeat(32).parse().unwrap()]));
+        assert!(!is_there(&cache, digest));
     }
 }

@@ -1,14 +1,14 @@
-//! One file over http(s): connections one after another, each going on where the last one broke off.
+//! One file over http(s): connections one after another, or several at once ([`segments`]), each going on where the last one broke off.
 //!
 //! The network side is async, the disk side ([`Partial`]) blocks on a thread of its own behind a bounded queue; it is
 //! handed to that thread and comes back with it, so that at no time two sides hold it.
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use bytes::Bytes;
-use reqwest::Response;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -19,12 +19,17 @@ use super::limits::{MAX_MODEL_BYTES, UNSAID_LENGTH_STEP_BYTES, WRITE_QUEUE_CHUNK
 use super::magic::Magic;
 use super::partial::{Partial, Validator};
 use super::progress::{FetchProgress, Meter};
+use super::segments::{self, Body};
 
 /// What one connection needs.
 pub(super) struct Download<'a> {
     pub(super) target: Target<'a>,
     pub(super) grant: Arc<Grant>,
     pub(super) progress: &'a watch::Sender<FetchProgress>,
+    /// Whether nobody knows the digest of the file, so that pieces of two would not be told from a whole one.
+    pub(super) any: bool,
+    /// Set once the server has shown that it is not good for several connections; then there is one.
+    pub(super) one_connection: &'a AtomicBool,
 }
 
 /// A connection's end, with the file where its thread gave it back.
@@ -33,30 +38,45 @@ pub(super) type Ended = (Option<Partial>, Result<(), FetchError>);
 impl Download<'_> {
     /// Makes one connection and takes what comes. `Ok` means that the file is there to its last byte.
     pub(super) async fn connect(&self, partial: Partial) -> Ended {
-        let offset = partial.bytes();
+        let tag = partial.validator().etag.clone();
+        let offset = if self.any && tag.is_none() { 0 } else { partial.bytes() };
         let range = (offset > 0).then_some((offset, None));
         let response = match http::send(self.target, range, partial.validator()).await {
             Ok(response) => response,
             Err(error) => return (Some(partial), Err(error)),
         };
-        match http::judge(
-            (self.target.place, self.target.address),
+        let answer = http::judge(
+            (self.target.asked, self.target.address),
             response.status(),
             response.headers(),
             offset,
             partial.validator(),
-        ) {
+        );
+        let several = !self.one_connection.load(Ordering::Relaxed) && segments::is_worthwhile(&response, &answer);
+        match answer {
             Answer::Complete => (Some(partial), Ok(())),
             Answer::Refused(error) => (Some(partial), Err(error)),
             Answer::StartOver(reason) => restart(partial, FetchError::temporary(reason)).await,
-            Answer::Body { start, total, validator } => self.receive(partial, response, start, total, validator).await,
+            Answer::Body { start, ref validator, .. } if self.any && start > 0 && validator.etag != tag => {
+                let reason = format!("{} does not say whether it is still the same file", self.target.address);
+                restart(partial, FetchError::temporary(reason)).await
+            }
+            Answer::Body { start, total, validator } => {
+                let body = match total.filter(|_| several) {
+                    Some(total) => {
+                        Body::of_several(self.target, response, (start, total, &validator), self.one_connection)
+                    }
+                    None => Body::of_one(self.target, response, self.one_connection),
+                };
+                self.receive(partial, body, start, total, validator).await
+            }
         }
     }
 
     async fn receive(
         &self,
         partial: Partial,
-        response: Response,
+        body: Body<'_>,
         start: u64,
         total: Option<u64>,
         validator: Validator,
@@ -66,7 +86,7 @@ impl Download<'_> {
             ended => return ended,
         };
         let (chunks, writer) = write(partial);
-        let result = self.pump(response, start, total, chunks).await;
+        let result = self.pump(body, start, total, chunks).await;
         let (partial, written) = match writer.await {
             Ok((partial, written)) => (Some(partial), written),
             Err(error) => (None, Err(io::Error::other(error))),
@@ -107,7 +127,7 @@ impl Download<'_> {
     /// Moves the body to the writer.
     async fn pump(
         &self,
-        mut response: Response,
+        mut body: Body<'_>,
         start: u64,
         total: Option<u64>,
         chunks: mpsc::Sender<Bytes>,
@@ -117,7 +137,7 @@ impl Download<'_> {
         let mut magic = Magic::from(start);
         let mut meter = Meter::new(self.progress, bytes, total, Instant::now());
         loop {
-            match response.chunk().await {
+            match body.chunk().await {
                 Ok(Some(chunk)) => {
                     bytes += chunk.len() as u64;
                     magic.check(&chunk).map_err(|_| FetchError::NotGguf(self.target.address.to_owned()))?;
@@ -137,8 +157,11 @@ impl Download<'_> {
                     return Err(FetchError::temporary(reason));
                 }
                 Err(error) => {
-                    let error = http::failure(self.target.address, &error);
-                    return Err(FetchError::temporary(format!("{error} (after {bytes} bytes)")));
+                    let retry_after = error.retry_after();
+                    return Err(FetchError::Temporary {
+                        reason: format!("{error} (after {bytes} bytes)"),
+                        retry_after,
+                    });
                 }
             }
         }

@@ -60,6 +60,14 @@ impl FetchError {
         matches!(self, Self::Temporary { .. })
     }
 
+    /// When the server wants to be asked again.
+    pub(super) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Temporary { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
     /// A failure of the cache's own disk.
     pub(super) fn disk(what: &str, error: &std::io::Error) -> Self {
         match error.kind() {

@@ -12,26 +12,36 @@ use reqwest::header::{
 };
 use reqwest::{Certificate, Client, RequestBuilder, Response, StatusCode, Url, redirect};
 
+use super::asked::{Asked, AskedBy, Place};
 use super::error::FetchError;
 use super::limits::{CONNECT_LIMIT, MAX_REDIRECTS, READ_LIMIT, RETRY_BACKOFF_MAX};
 use super::partial::Validator;
 use super::reach::{Reach, Resolver, Unreachable};
 use super::registry::{Authorization, Login, authorization};
-use super::source::{Place, Token};
+use super::source::Token;
 
 /// Makes a client, which downloads share. It believes certificates of the authorities that everybody knows, and of those in `ca`,
-/// as PEM.
-pub(super) fn client(reach: Reach, ca: Option<&str>) -> Result<Client, reqwest::Error> {
+/// as PEM. A connection that is kept leads every try to the one of several servers behind an address that lacks the file, or to one
+/// that is another by now: `kept_connections` is 0 but for the pieces of one download.
+pub(super) fn client(
+    reach: Reach,
+    by: AskedBy,
+    ca: Option<&str>,
+    kept_connections: usize,
+) -> Result<Client, reqwest::Error> {
     let authorities = ca.map(|ca| Certificate::from_pem_bundle(ca.as_bytes())).transpose()?.unwrap_or_default();
-    Client::builder()
+    let builder = match by {
         // Through a proxy, whatever the proxy reaches would be reached.
-        .no_proxy()
+        AskedBy::Spec => Client::builder().no_proxy(),
+        AskedBy::CommandLine => Client::builder(),
+    };
+    // HTTP/2 would have all pieces of a download share one connection.
+    let builder = if kept_connections > 0 { builder.http1_only() } else { builder };
+    builder
         .tls_certs_merge(authorities)
         .dns_resolver(Arc::new(Resolver(reach)))
         .user_agent(concat!("gantry/", env!("CARGO_PKG_VERSION")))
-        // Behind one address are several servers, or another one by now: a connection that is kept leads every try to the one
-        // that lacks the file.
-        .pool_max_idle_per_host(0)
+        .pool_max_idle_per_host(kept_connections)
         .connect_timeout(CONNECT_LIMIT)
         .read_timeout(READ_LIMIT)
         .referer(false)
@@ -64,10 +74,14 @@ struct RedirectRefused(String);
 #[derive(Clone, Copy)]
 pub(super) struct Target<'a> {
     pub(super) client: &'a Client,
+    /// For several requests at once to one server.
+    pub(super) several: &'a Client,
     pub(super) reach: Reach,
     pub(super) url: &'a Url,
     pub(super) auth: Auth<'a>,
-    pub(super) place: Place,
+    pub(super) asked: Asked,
+    /// Sent beside what a file is asked for with.
+    pub(super) headers: Option<&'a HeaderMap>,
     /// As it is shown.
     pub(super) address: &'a str,
 }
@@ -98,7 +112,7 @@ pub(super) async fn send(
             Some(authorization) => authorization.given_to(request),
             None => request,
         };
-        request.send().await.map_err(|error| failure(target.address, &error))
+        request.send().await.map_err(|error| failure(target.asked.by, target.address, &error))
     };
     let response = asked(None).await?;
     if let Auth::Registry(login) = target.auth
@@ -113,6 +127,9 @@ pub(super) async fn send(
 fn request(target: Target<'_>, range: Option<(u64, Option<u64>)>, validator: &Validator) -> RequestBuilder {
     // A compressed answer could be neither continued nor hashed.
     let mut request = target.client.get(target.url.clone()).header(ACCEPT_ENCODING, "identity");
+    if let Some(headers) = target.headers {
+        request = request.headers(headers.clone());
+    }
     if let Auth::Bearer(token) = target.auth {
         // reqwest drops the header when a redirect leaves the host, the port or the scheme.
         request = request.bearer_auth(token.reveal());
@@ -143,7 +160,7 @@ pub(super) enum Answer {
 /// Decides what an answer to a request from byte `offset` on means. `known` is what the server called the file when the
 /// bytes before came.
 pub(super) fn judge(
-    (place, address): (Place, &str),
+    (asked, address): (Asked, &str),
     status: StatusCode,
     headers: &HeaderMap,
     offset: u64,
@@ -164,7 +181,7 @@ pub(super) fn judge(
             _ if offset > 0 => Answer::StartOver(format!("{address} is shorter than the bytes that came before")),
             _ => Answer::Refused(FetchError::Permanent(format!("{address} is empty; upload the file again"))),
         },
-        _ => Answer::Refused(refusal(place, address, status, headers)),
+        _ => Answer::Refused(refusal(asked, address, status, headers)),
     }
 }
 
@@ -185,49 +202,35 @@ fn judge_range(address: &str, headers: &HeaderMap, offset: u64, known: &Validato
 }
 
 /// Why there is no body, and what to do.
-pub(super) fn refusal(place: Place, address: &str, status: StatusCode, headers: &HeaderMap) -> FetchError {
+pub(super) fn refusal(asked: Asked, address: &str, status: StatusCode, headers: &HeaderMap) -> FetchError {
     let permanent = |what: &str| FetchError::Permanent(format!("{address} answers {status}: {what}"));
+    let its_address = asked.by.its_address();
     match status {
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => permanent(match place {
-            Place::Here | Place::Web => {
-                "give credentials with secretRef (key token) beside its uri in the spec, or check that they allow this file"
-            }
-            Place::HuggingFace => {
-                "give a token with secretRef (key token) beside its uri in the spec; of a gated model, first accept the \
-                 terms on its page, with the token's account"
-            }
-            Place::Bucket => {
-                "give a key with secretRef (keys AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) beside its uri in the spec, \
-                 or check that it allows this object, and that bucket, region and endpoint are right"
-            }
-            Place::Registry => {
-                "give a login with secretRef (keys username and password, or a Secret of the type \
-                 kubernetes.io/dockerconfigjson) beside its uri in the spec, or check that it allows this repository"
-            }
-        }),
-        StatusCode::NOT_FOUND | StatusCode::GONE => permanent(match place {
-            Place::Registry => {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => permanent(asked.credentials()),
+        StatusCode::NOT_FOUND | StatusCode::GONE => match asked.place {
+            Place::Registry => permanent(
                 "the repository has no blob with this sha256; give that of the layer that is the GGUF file, as oras \
-                 manifest fetch shows it, or push the file"
-            }
-            _ => "there is no such file; correct its uri in the spec, or upload the file",
-        }),
-        status if status.is_redirection() && place == Place::Bucket => {
+                 manifest fetch shows it, or push the file",
+            ),
+            _ => permanent(&format!("there is no such file; correct {its_address}, or upload the file")),
+        },
+        status if status.is_redirection() && asked.place == Place::Bucket => {
             let region = headers.get("x-amz-bucket-region").and_then(|region| region.to_str().ok());
             permanent(&format!(
-                "the bucket is in another region{}; correct region beside its uri in the spec",
-                region.map(|region| format!(" ({})", region.chars().take(64).collect::<String>())).unwrap_or_default()
+                "the bucket is in another region{}; correct {}",
+                region.map(|region| format!(" ({})", region.chars().take(64).collect::<String>())).unwrap_or_default(),
+                asked.by.region()
             ))
         }
-        StatusCode::BAD_REQUEST if place == Place::Bucket => {
-            permanent("correct region or endpoint beside its uri in the spec")
+        StatusCode::BAD_REQUEST if asked.place == Place::Bucket => {
+            permanent(&format!("correct {} or {}", asked.by.region(), asked.by.endpoint()))
         }
         StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS => {
             later(address, status, headers)
         }
         status if status.is_server_error() => later(address, status, headers),
         status if status.is_redirection() => permanent("the redirect leads nowhere; give the file's own address"),
-        _ => permanent("correct its uri in the spec"),
+        _ => permanent(&format!("correct {its_address}")),
     }
 }
 
@@ -237,7 +240,7 @@ fn later(address: &str, status: StatusCode, headers: &HeaderMap) -> FetchError {
 }
 
 /// Why a request had no answer, or its body no end.
-pub(super) fn failure(address: &str, error: &reqwest::Error) -> FetchError {
+pub(super) fn failure(by: AskedBy, address: &str, error: &reqwest::Error) -> FetchError {
     let mut reasons = vec![error.to_string()];
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
@@ -254,10 +257,10 @@ pub(super) fn failure(address: &str, error: &reqwest::Error) -> FetchError {
     }
     let says = reasons.last().filter(|_| reasons.len() > 1).map(|said| format!(" ({said})")).unwrap_or_default();
     if let Some(trouble) = Trouble::of(error) {
-        return FetchError::temporary(format!("{address}: {}{says}; {}", trouble.what(), trouble.way_out()));
+        return FetchError::temporary(format!("{address}: {}{says}; {}", trouble.what(), trouble.way_out(by)));
     }
     if error.is_timeout() {
-        let way_out = "start what is to answer there, or let the pods reach it";
+        let way_out = format!("start what is to answer there, or let {} reach it", by.fetching());
         return FetchError::temporary(format!("{address} is silent{says}; {way_out}"));
     }
     FetchError::temporary(format!("{address} cannot be read: {below}"))
@@ -317,16 +320,26 @@ impl Trouble {
         }
     }
 
-    fn way_out(self) -> &'static str {
-        match self {
-            Self::NoSuchHost => "correct the host of its uri in the spec, or make the name known to the cluster's DNS",
-            Self::Refused => "correct host and port of its uri in the spec, or start the file server",
-            Self::NoWay => "correct the host of its uri in the spec, or let the pods reach it",
-            Self::NoTls => "in its uri in the spec, give http:// for https://, or the port that speaks TLS",
-            Self::Certificate => {
-                "use a host whose certificate is of a known authority and bears its name, name a ConfigMap with the \
-                 certificates of its authority as ca beside its uri in the spec, or use http:// (its sha256 is checked)"
+    fn way_out(self, by: AskedBy) -> String {
+        let its_address = by.its_address();
+        match (self, by) {
+            (Self::NoSuchHost, AskedBy::Spec) => {
+                format!("correct the host of {its_address}, or make the name known to the cluster's DNS")
             }
+            (Self::NoSuchHost, AskedBy::CommandLine) => {
+                format!("correct the host of {its_address}, or look whether this machine is on the network")
+            }
+            (Self::Refused, _) => format!("correct host and port of {its_address}, or start the file server"),
+            (Self::NoWay, _) => format!("correct the host of {its_address}, or let {} reach it", by.fetching()),
+            (Self::NoTls, _) => format!("in {its_address}, give http:// for https://, or the port that speaks TLS"),
+            (Self::Certificate, AskedBy::Spec) => format!(
+                "use a host whose certificate is of a known authority and bears its name, name a ConfigMap with the \
+                 certificates of its authority as ca beside {its_address}, or use http:// (its sha256 is checked)"
+            ),
+            (Self::Certificate, AskedBy::CommandLine) => String::from(
+                "use a host whose certificate is of a known authority and bears its name, or name a file with the \
+                 certificates of its authority by SSL_CERT_FILE",
+            ),
         }
     }
 }
@@ -364,6 +377,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
+    const WEB: Asked = Asked { place: Place::Web, by: AskedBy::Spec };
+
     fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
         list.iter()
             .map(|(name, value)| (reqwest::header::HeaderName::from_static(name), value.parse().unwrap()))
@@ -372,7 +387,7 @@ mod tests {
 
     fn judged(status: u16, list: &[(&'static str, &str)], offset: u64, etag: Option<&str>) -> Answer {
         let known = Validator { etag: etag.map(str::to_owned), last_modified: None };
-        judge((Place::Web, "http://h/m"), StatusCode::from_u16(status).unwrap(), &headers(list), offset, &known)
+        judge((WEB, "http://h/m"), StatusCode::from_u16(status).unwrap(), &headers(list), offset, &known)
     }
 
     #[test]
@@ -467,9 +482,18 @@ mod tests {
 
     async fn asked(reach: Reach, url: &str, token: Option<&Token>) -> Result<Response, FetchError> {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let (client, url) = (client(reach, None).unwrap(), Url::parse(url).unwrap());
+        let (client, url) = (client(reach, AskedBy::Spec, None, 0).unwrap(), Url::parse(url).unwrap());
         let auth = token.map_or(Auth::None, Auth::Bearer);
-        let target = Target { client: &client, reach, url: &url, auth, place: Place::Web, address: "the address" };
+        let target = Target {
+            client: &client,
+            several: &client,
+            reach,
+            url: &url,
+            auth,
+            asked: WEB,
+            headers: None,
+            address: "the address",
+        };
         send(target, None, &Validator::default()).await
     }
 

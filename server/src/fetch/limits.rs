@@ -12,6 +12,20 @@ pub const READ_LIMIT: Duration = Duration::from_secs(30);
 pub const MAX_REDIRECTS: usize = 5;
 /// The longest answer that is read of who hands out a registry's tokens.
 pub const MAX_TOKEN_ANSWER_BYTES: usize = 64 * 1024;
+/// The longest answer that is read of a Hub's to what a revision is.
+pub const MAX_HUB_ANSWER_BYTES: usize = 16 << 20;
+/// The longest manifest that is read of a registry's.
+pub const MAX_MANIFEST_BYTES: usize = 4 << 20;
+/// Addresses of which it is kept what they meant.
+pub const MAX_KNOWN_ADDRESSES: usize = 1024;
+/// How often it is looked whether another process is done with a file that it fetches into the same cache.
+pub const OTHER_PROCESS_PERIOD: Duration = Duration::from_millis(500);
+/// Connections over which a large file comes at once.
+pub const FETCH_CONNECTIONS: usize = 4;
+/// What each of them brings at a time; as many of these as there are connections are in memory.
+pub const FETCH_SEGMENT_BYTES: u64 = 4 << 20;
+/// With less than this to come, one connection brings all of it.
+pub const SEGMENTED_MIN_BYTES: u64 = 64 << 20;
 /// The wait before the first new try; it doubles with each one that brought no byte.
 pub const RETRY_BACKOFF_MIN: Duration = Duration::from_millis(500);
 /// The longest wait before a new try, a server's `Retry-After` included.

@@ -5,66 +5,82 @@
 //! this machine; one on a volume may be used where it is ([`volume`]). What may pass is tried again for as long as the caller waits; what will not is an error at once, with
 //! what to do. Bytes come only into room that the cache has granted, only from addresses that may be connected to
 //! ([`reach`]), and only while they are those of a GGUF file ([`magic`]). [`Fetcher::peek`] reads a file's first bytes, for a
-//! verdict before the download. One fetch per digest runs at a time, from the source of whoever came last ([`flight`]). Absent: what is in the file ([`crate::gates`]), other sources than these.
+//! verdict before the download. One fetch per digest runs at a time, from the source of whoever came last ([`flight`]).
+//! [`Fetcher::bring`] answers with all that an address means ([`resolve`]): stores tell which files those are and their digests, and what
+//! they told is kept ([`refs`]). Absent: what is in the file ([`crate::gates`]), other sources than these.
 
+mod asked;
+mod bring;
 mod cache;
 mod connector;
 mod digest;
+mod docker;
 mod download;
 mod error;
 mod flight;
 mod http;
+mod hub;
 pub mod limits;
+mod local;
+mod lock;
 mod magic;
+mod oci;
 mod partial;
+mod parts;
 mod progress;
 mod reach;
+mod refs;
 mod registry;
+mod resolve;
+mod segments;
 mod source;
+mod split;
 mod stores;
+mod tries;
 mod volume;
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{self, Read};
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use reqwest::{Client, Url};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub use asked::AskedBy;
+pub use bring::{Asking, Brought, Watched};
 pub use cache::{Cache, CachedModel};
 pub(crate) use connector::Connector;
 pub use digest::{Digest, InvalidDigest};
+pub(crate) use docker::docker_login;
 pub use error::FetchError;
 pub use progress::FetchProgress;
 pub use reach::Reach;
 pub use registry::Login;
+pub use resolve::{Named, NamedFile};
 pub(crate) use source::names;
 pub use source::{Credential, CredentialKind, S3Key, Source, SourceError, Token};
 pub use stores::StoreSettings;
+pub(crate) use tries::Backoff;
 pub use volume::VerifiedFile;
 
-use cache::Grant;
+use asked::Place;
 use download::{Download, blocking};
 use flight::{Caller, Flight, Right};
 use http::{Answer, Auth, Target};
-use limits::{FILE_BUFFER_BYTES, MAX_CLIENTS_WITH_CA, RETRY_BACKOFF_MAX, RETRY_BACKOFF_MIN};
-use magic::Magic;
+use limits::{FETCH_CONNECTIONS, MAX_CLIENTS_WITH_CA, OTHER_PROCESS_PERIOD};
+use local::{copy, local, peek_file};
 use partial::{Partial, Validator};
-use progress::Meter;
-use source::{Location, Place};
+use source::Location;
+use tries::{Tries, failed};
 use volume::VolumeFile;
 
 /// Fetches model files into one cache.
 pub struct Fetcher {
-    client: Client,
+    clients: Clients,
     /// Those that believe certificates of further authorities, by the certificates of these.
-    with_ca: Mutex<HashMap<Arc<str>, Client>>,
+    with_ca: Mutex<HashMap<Arc<str>, Clients>>,
     reach: Reach,
+    by: AskedBy,
     cache: Arc<Cache>,
     /// One per digest that was ever fetched: a handful of versions in a pod's life.
     flights: Mutex<HashMap<Digest, Flight>>,
@@ -72,32 +88,19 @@ pub struct Fetcher {
     on_volumes: Mutex<HashMap<Digest, VerifiedFile>>,
 }
 
-/// One fetch from its first try to its last.
-#[derive(Default)]
-struct Tries {
-    /// The right to work on the partial file, until that has it.
-    right: Option<Right>,
-    /// What came so far, between two tries.
-    partial: Option<Partial>,
-    /// What came last by an answer that did not say how long it is.
-    found: Option<Digest>,
-    backoff: Backoff,
+/// Who makes requests.
+#[derive(Clone)]
+struct Clients {
+    /// Each over a connection of its own.
+    single: Client,
+    /// Those of one download, over connections that are kept.
+    several: Client,
 }
 
-impl Tries {
-    fn has_right(&self) -> bool {
-        self.right.is_some() || self.partial.is_some()
-    }
-
-    /// Lets another fetch go on with what came.
-    fn give_way(&mut self) {
-        (self.right, self.partial) = (None, None);
-    }
-
-    /// Tells why a try failed. Gives the time until the next one.
-    fn failed(&mut self, error: &FetchError, digest: Digest, progress: &watch::Sender<FetchProgress>) -> Duration {
-        let bytes = self.partial.as_ref().map_or(self.backoff.bytes, Partial::bytes);
-        failed(&mut self.backoff, digest, error, bytes, progress)
+impl Clients {
+    fn new(reach: Reach, by: AskedBy, ca: Option<&str>) -> Result<Self, reqwest::Error> {
+        let single = http::client(reach, by, ca, 0)?;
+        Ok(Self { single, several: http::client(reach, by, ca, FETCH_CONNECTIONS)? })
     }
 }
 
@@ -111,23 +114,30 @@ pub struct Peek {
 }
 
 impl Fetcher {
-    /// A fetcher that keeps its files in `cache`, and connects to what is within `reach`.
+    /// A pod's fetcher, which keeps its files in `cache`, and connects to what is within `reach`.
     ///
     /// # Errors
     /// The TLS client cannot be set up, for want of root certificates for instance.
     pub fn new(cache: Arc<Cache>, reach: Reach) -> Result<Self, FetchError> {
+        Self::with(cache, reach, AskedBy::Spec)
+    }
+
+    /// A fetcher for whoever starts it and names the addresses: it connects to this machine, too, and through the proxies that the
+    /// environment names.
+    ///
+    /// # Errors
+    /// As [`Fetcher::new`].
+    pub fn for_command_line(cache: Arc<Cache>) -> Result<Self, FetchError> {
+        Self::with(cache, Reach { private: true, loopback: true }, AskedBy::CommandLine)
+    }
+
+    fn with(cache: Arc<Cache>, reach: Reach, by: AskedBy) -> Result<Self, FetchError> {
         // An error means that the process has installed its provider already.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = http::client(reach, None)
+        let clients = Clients::new(reach, by, None)
             .map_err(|error| FetchError::Permanent(format!("the https client cannot be set up: {error:?}")))?;
-        Ok(Self {
-            client,
-            with_ca: Mutex::default(),
-            reach,
-            cache,
-            flights: Mutex::default(),
-            on_volumes: Mutex::default(),
-        })
+        let (with_ca, flights, on_volumes) = Default::default();
+        Ok(Self { clients, with_ca, reach, by, cache, flights, on_volumes })
     }
 
     /// The cache.
@@ -163,15 +173,16 @@ impl Fetcher {
                 let read = move || peek_file(&file.resolve()?, bytes).map_err(|error| file.unreadable(&error));
                 blocking(read).await?.map(Some)
             }
-            Location::Http(_) | Location::S3(_) => {
+            Location::Http(_) | Location::Hub(_) | Location::Registry(_) | Location::S3(_) => {
                 let range = Some((0, Some(bytes.saturating_sub(1))));
                 let validator = Validator::default();
                 let (client, url) = (self.client(source)?, self.url(source).await?);
                 let response = http::send(self.target(&client, source, &url), range, &validator).await?;
-                let place = (source.place, address.as_str());
-                match http::judge(place, response.status(), response.headers(), 0, &validator) {
+                let asked = (source.asked, address.as_str());
+                match http::judge(asked, response.status(), response.headers(), 0, &validator) {
                     Answer::Body { total: Some(total), .. } if response.status() == 206 => {
-                        Ok(Some(Peek { prefix: prefix(response, bytes, &address).await?, total }))
+                        let failed = |error| http::failure(source.asked.by, &address, &error);
+                        Ok(Some(Peek { prefix: prefix(response, bytes).await.map_err(failed)?, total }))
                     }
                     Answer::Body { .. } => Ok(None),
                     Answer::Complete | Answer::StartOver(_) => Ok(Some(Peek { prefix: Vec::new(), total: 0 })),
@@ -181,14 +192,14 @@ impl Fetcher {
         }
     }
 
-    /// The client for a source.
-    fn client(&self, source: &Source) -> Result<Client, FetchError> {
-        let Some(ca) = &source.ca else { return Ok(self.client.clone()) };
+    /// The clients for a source.
+    fn client(&self, source: &Source) -> Result<Clients, FetchError> {
+        let Some(ca) = &source.ca else { return Ok(self.clients.clone()) };
         let mut clients = self.with_ca.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(client) = clients.get(ca) {
             return Ok(client.clone());
         }
-        let client = http::client(self.reach, Some(ca)).map_err(|error| {
+        let client = Clients::new(self.reach, self.by, Some(ca)).map_err(|error| {
             FetchError::Permanent(format!(
                 "{source}: the certificates of its ca cannot be used: {error:?}; correct them"
             ))
@@ -204,6 +215,10 @@ impl Fetcher {
     async fn url(&self, source: &Source) -> Result<Url, FetchError> {
         match &source.location {
             Location::Http(url) => Ok(url.clone()),
+            Location::Hub(file) => Ok(file.url()),
+            Location::Registry(file) => file
+                .url()
+                .ok_or_else(|| FetchError::Permanent(format!("{source} needs the sha256 of the file; give it"))),
             Location::S3(object) => {
                 let key = match &source.credential {
                     Some(Credential::S3Key(key)) => Some(key),
@@ -215,15 +230,25 @@ impl Fetcher {
         }
     }
 
-    fn target<'a>(&self, client: &'a Client, source: &'a Source, url: &'a Url) -> Target<'a> {
-        let auth = match (&source.credential, source.place) {
+    fn target<'a>(&self, clients: &'a Clients, source: &'a Source, url: &'a Url) -> Target<'a> {
+        let auth = match (&source.credential, source.asked.place) {
             (Some(Credential::Token(token)), _) => Auth::Bearer(token),
             (Some(Credential::Login(login)), Place::Registry) => Auth::Registry(Some(login)),
             (None, Place::Registry) => Auth::Registry(None),
             // What signs is in the address by now.
             _ => Auth::None,
         };
-        Target { client, reach: self.reach, url, auth, place: source.place, address: source.address() }
+        let Clients { single: client, several } = clients;
+        Target {
+            client,
+            several,
+            reach: self.reach,
+            url,
+            auth,
+            asked: source.asked,
+            headers: None,
+            address: source.address(),
+        }
     }
 
     /// Brings the file into the cache. Tries again what may pass, until `cancel`.
@@ -240,9 +265,24 @@ impl Fetcher {
         let fetched = async {
             match &source.location {
                 Location::Volume(file) if file.in_place => self.use_in_place(file, digest, progress, cancel).await,
-                _ => self.fetch_single(source, digest, progress).await,
+                _ => self.fetch_single(source, digest, progress, Tries::default()).await,
             }
         };
+        cancel.run_until_cancelled(fetched).await.unwrap_or(Err(FetchError::Cancelled))
+    }
+
+    /// As [`Fetcher::fetch`], where nobody knows the digest of the file: it is computed as the bytes come. Only a file that its server
+    /// calls by a strong entity tag is continued.
+    ///
+    /// # Errors
+    /// As [`Fetcher::fetch`].
+    pub async fn fetch_unknown(
+        &self,
+        source: &Source,
+        progress: &watch::Sender<FetchProgress>,
+        cancel: &CancellationToken,
+    ) -> Result<CachedModel, FetchError> {
+        let fetched = self.fetch_single(source, source.key(), progress, Tries::for_any());
         cancel.run_until_cancelled(fetched).await.unwrap_or(Err(FetchError::Cancelled))
     }
 
@@ -285,13 +325,13 @@ impl Fetcher {
         source: &Source,
         digest: Digest,
         progress: &watch::Sender<FetchProgress>,
+        mut tries: Tries,
     ) -> Result<CachedModel, FetchError> {
         let flight = {
             let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
             flights.entry(digest).or_default().clone()
         };
         let (caller, lease) = (flight.join(source), self.cache.lease(digest));
-        let mut tries = Tries::default();
         loop {
             if !tries.has_right() {
                 tries.right = Some(self.turn(source, digest, progress, &caller, &mut tries).await?);
@@ -361,15 +401,19 @@ impl Fetcher {
         caller: &Caller,
         tries: &mut Tries,
     ) -> Result<Option<CachedModel>, FetchError> {
-        if let Some(model) = self.cached(digest).await? {
+        if !tries.any
+            && let Some(model) = self.cached(digest).await?
+        {
             return Ok(Some(model));
         }
         let partial = match (tries.partial.take(), tries.right.take()) {
-            (Some(partial), _) => partial,
-            (None, Some(right)) => self.open_partial(digest, right).await?,
+            (Some(partial), _) => Some(partial),
+            (None, Some(right)) => self.open_partial(digest, right, progress).await?,
             // The last holder died with its thread, and the right was freed with it.
-            (None, None) => self.open_partial(digest, caller.lock().await).await?,
+            (None, None) => self.open_partial(digest, caller.lock().await, progress).await?,
         };
+        // Another process has brought it meanwhile.
+        let Some(partial) = partial else { return Ok(None) };
         let address = source.to_string();
         let grant = Arc::new(self.cache.grant(digest));
         // It tells what a full disk lacks.
@@ -383,19 +427,24 @@ impl Fetcher {
                     Err(error) => (Some(partial), Err(error)),
                 }
             }
-            Location::Http(_) | Location::S3(_) => match (self.client(source), self.url(source).await) {
-                (Ok(client), Ok(url)) => {
-                    let target = self.target(&client, source, &url);
-                    Download { target, grant, progress }.connect(partial).await
+            Location::Http(_) | Location::Hub(_) | Location::Registry(_) | Location::S3(_) => {
+                match (self.client(source), self.url(source).await) {
+                    (Ok(client), Ok(url)) => {
+                        let target = self.target(&client, source, &url);
+                        let one_connection = &tries.one_connection;
+                        Download { target, grant, progress, any: tries.any, one_connection }.connect(partial).await
+                    }
+                    (Err(error), _) | (_, Err(error)) => (Some(partial), Err(error)),
                 }
-                (Err(error), _) | (_, Err(error)) => (Some(partial), Err(error)),
-            },
+            }
         };
         match result {
             Ok(()) => match partial {
                 Some(partial) => {
-                    self.finish(partial, digest, &address, tries).await?;
-                    self.cached(digest).await
+                    // Until the file has a lease of its own.
+                    let _lease = self.cache.lease(partial.digest());
+                    let found = self.finish(partial, digest, &address, tries).await?;
+                    self.cached(found).await
                 }
                 None => Err(FetchError::temporary("the cache's own work failed")),
             },
@@ -419,10 +468,30 @@ impl Fetcher {
         }
     }
 
-    async fn open_partial(&self, digest: Digest, right: Right) -> Result<Partial, FetchError> {
-        let path = self.cache.partial_path(digest);
-        let opened = blocking(move || Partial::open(path, right)).await?;
-        opened.map_err(|error| FetchError::disk("open", &error))
+    /// Opens what came so far, once no other process works on it. `None`: one has, and the file is there.
+    async fn open_partial(
+        &self,
+        digest: Digest,
+        mut right: Right,
+        progress: &watch::Sender<FetchProgress>,
+    ) -> Result<Option<Partial>, FetchError> {
+        loop {
+            let path = self.cache.partial_path(digest);
+            let opened = blocking(move || Partial::open(path, right)).await?;
+            right = match opened.map_err(|error| FetchError::disk("open", &error))? {
+                Ok(partial) => return Ok(Some(partial)),
+                Err(right) => right,
+            };
+            let (came, whole) = (self.cache.partial_path(digest), self.cache.path(digest));
+            let bytes = blocking(move || std::fs::metadata(came).map_or(0, |metadata| metadata.len())).await?;
+            let note = Some(String::from("another process fetches the same file into this cache"));
+            progress.send_modify(|p| (p.bytes, p.note, p.eta) = (bytes, note, None));
+            // A lock of another process's can be waited for by a thread alone, which nothing would end.
+            tokio::time::sleep(OTHER_PROCESS_PERIOD).await;
+            if blocking(move || whole.exists()).await? {
+                return Ok(None);
+            }
+        }
     }
 
     /// Checks a file that is there to its last byte, and gives it its name.
@@ -432,18 +501,18 @@ impl Fetcher {
         digest: Digest,
         address: &str,
         tries: &mut Tries,
-    ) -> Result<(), FetchError> {
+    ) -> Result<Digest, FetchError> {
         let found = partial.digest();
-        if found == digest {
-            let path = self.cache.path(digest);
-            blocking(move || partial.commit(&path)).await?.map_err(|error| FetchError::disk("rename", &error))?;
-            self.cache.verified(digest);
-            return Ok(());
-        }
         // Of an answer that did not say its length nobody knows that it was cut; one that is the same again was not.
         let is_the_file = |tries: &mut Tries| partial.has_known_length() || tries.found.replace(found) == Some(found);
+        if found == digest || (tries.any && is_the_file(tries)) {
+            let path = self.cache.path(found);
+            blocking(move || partial.commit(&path)).await?.map_err(|error| FetchError::disk("rename", &error))?;
+            self.cache.verified(found);
+            return Ok(found);
+        }
         let whole = partial.is_whole();
-        if whole && is_the_file(tries) {
+        if !tries.any && whole && is_the_file(tries) {
             let bytes = partial.bytes();
             let discarded = blocking(move || partial.discard()).await?;
             discarded.map_err(|error| FetchError::disk("remove", &error))?;
@@ -460,112 +529,18 @@ impl Fetcher {
         restarted.map_err(|error| FetchError::disk("truncate", &error))?;
         if whole {
             return Err(FetchError::temporary(format!(
-                "{address} sends a file without saying how long it is, and another than was asked for; it is fetched once more, \
-                 in case it was cut"
+                "{address} sends a file without saying how long it is{}; it is fetched once more, in case it was cut",
+                if tries.any { "" } else { ", and another than was asked for" }
             )));
         }
         Err(FetchError::temporary("the pieces of the file do not belong together; it is fetched again as a whole"))
     }
 }
 
-/// Tells why a try failed, after which `bytes` are there. Gives the time until the next one.
-fn failed(
-    backoff: &mut Backoff,
-    digest: Digest,
-    error: &FetchError,
-    bytes: u64,
-    progress: &watch::Sender<FetchProgress>,
-) -> Duration {
-    // A try that brought bytes is no standstill, and the next one may bring more.
-    let stands_still = !backoff.has_come(bytes);
-    let wait = backoff.after(error, bytes);
-    tracing::warn!(%digest, %error, wait_ms = wait.as_millis() as u64, "fetch interrupted");
-    let note = Some(error.to_string());
-    progress.send_modify(|p| (p.note, p.stands_still, p.eta) = (note, stands_still, None));
-    wait
-}
-
-/// Copies a file of this machine: what it holds may change, what the cache holds may not.
-async fn copy(
-    grant: Arc<Grant>,
-    mut partial: Partial,
-    from: &Path,
-    address: &str,
-    progress: &watch::Sender<FetchProgress>,
-) -> download::Ended {
-    let path = from.to_owned();
-    let opened = blocking(move || {
-        let opened = open_source(&path).and_then(|(file, total)| partial.restart().map(|()| (file, total)));
-        let roomy = opened.map(|(file, total)| grant.grow(total, total).map(|_| (grant, file, total)));
-        (partial, roomy)
-    });
-    let (partial, grant, file, total) = match opened.await {
-        Ok((partial, Ok(Ok((grant, file, total))))) => (partial, grant, file, total),
-        Ok((partial, Ok(Err(error)))) => return (Some(partial), Err(error)),
-        Ok((partial, Err(error))) => return (Some(partial), Err(local(address, &error))),
-        Err(error) => return (None, Err(error)),
-    };
-    let (chunks, writer) = download::write(partial);
-    let (out, shown) = (progress.clone(), address.to_owned());
-    let read = blocking(move || {
-        let mut meter = Meter::new(&out, 0, Some(total), Instant::now());
-        // A file that grows meanwhile has another digest as well.
-        let mut file = file.take(total);
-        let (mut bytes, mut magic) = (0, Magic::from(0));
-        loop {
-            let mut chunk = vec![0; FILE_BUFFER_BYTES];
-            let n = file.read(&mut chunk).map_err(|error| local(&shown, &error))?;
-            chunk.truncate(n);
-            magic.check(&chunk).map_err(|_| FetchError::NotGguf(shown.clone()))?;
-            if n == 0 || chunks.blocking_send(Bytes::from(chunk)).is_err() {
-                return Ok(());
-            }
-            bytes += n as u64;
-            meter.at(bytes, Instant::now());
-        }
-    });
-    let result = read.await.and_then(|result| result);
-    let written = writer.await;
-    drop(grant);
-    match written {
-        Ok((partial, Ok(()))) => (Some(partial), result),
-        Ok((partial, Err(error))) => (Some(partial), Err(FetchError::disk("write", &error))),
-        Err(error) => (None, Err(FetchError::temporary(format!("the cache's own work failed: {error}")))),
-    }
-}
-
-/// Waits between tries: longer each time, until bytes come again.
-#[derive(Default)]
-pub(crate) struct Backoff {
-    failures: u32,
-    bytes: u64,
-}
-
-impl Backoff {
-    /// Whether the last try brought any of the `bytes` that are there.
-    fn has_come(&self, bytes: u64) -> bool {
-        bytes > self.bytes
-    }
-
-    /// The wait after `error`, when `bytes` are there.
-    pub(crate) fn after(&mut self, error: &FetchError, bytes: u64) -> Duration {
-        if bytes > self.bytes {
-            self.failures = 0;
-        }
-        self.bytes = bytes;
-        let wait = RETRY_BACKOFF_MIN.saturating_mul(1 << self.failures.min(16)).min(RETRY_BACKOFF_MAX);
-        self.failures = self.failures.saturating_add(1);
-        match error {
-            FetchError::Temporary { retry_after: Some(after), .. } => wait.max(*after),
-            _ => wait,
-        }
-    }
-}
-
-async fn prefix(mut response: reqwest::Response, bytes: u64, address: &str) -> Result<Vec<u8>, FetchError> {
+async fn prefix(mut response: reqwest::Response, bytes: u64) -> Result<Vec<u8>, reqwest::Error> {
     let limit = usize::try_from(bytes).unwrap_or(usize::MAX);
     let mut prefix = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|error| http::failure(address, &error))? {
+    while let Some(chunk) = response.chunk().await? {
         prefix.extend_from_slice(&chunk);
         if prefix.len() >= limit {
             prefix.truncate(limit);
@@ -573,32 +548,4 @@ async fn prefix(mut response: reqwest::Response, bytes: u64, address: &str) -> R
         }
     }
     Ok(prefix)
-}
-
-fn open_source(path: &Path) -> io::Result<(File, u64)> {
-    // Asked before opening: opening a pipe would wait for its other end.
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
-    }
-    let file = File::open(path)?;
-    let total = file.metadata()?.len();
-    Ok((file, total))
-}
-
-fn peek_file(path: &Path, bytes: u64) -> io::Result<Peek> {
-    let (file, total) = open_source(path)?;
-    let mut prefix = Vec::new();
-    file.take(bytes).read_to_end(&mut prefix)?;
-    Ok(Peek { prefix, total })
-}
-
-fn local(address: &str, error: &io::Error) -> FetchError {
-    match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput => {
-            FetchError::Permanent(format!(
-                "{address} cannot be read: {error}; mount the file there, or correct the path"
-            ))
-        }
-        _ => FetchError::temporary(format!("{address} cannot be read: {error}")),
-    }
 }

@@ -3,7 +3,7 @@
 //! A [`Partial`] holds the right to work on it ([`flight`](super::flight)), so that the next fetch of the same digest cannot open the file
 //! while a writer that was abandoned still holds it. All calls block; they run on blocking threads.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,7 @@ use sha2::{Digest as _, Sha256};
 use super::digest::Digest;
 use super::flight::Right;
 use super::limits::FILE_BUFFER_BYTES;
+use super::lock;
 
 /// What the server said about the file that the bytes are from, to continue only that one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,16 +45,16 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    /// Opens or creates the file, and hashes what an earlier process left.
-    pub(super) fn open(path: PathBuf, right: Right) -> io::Result<Self> {
-        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+    /// Opens or creates the file, and hashes what an earlier process left; gives the right back where another process works on it.
+    pub(super) fn open(path: PathBuf, right: Right) -> io::Result<Result<Self, Right>> {
+        let Some(mut file) = lock::alone(&path)? else { return Ok(Err(right)) };
         let mut hasher = Sha256::new();
         let bytes = hash_into(&mut file, &mut hasher)?;
         let validator = fs::read(validator_path(&path))
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok())
             .unwrap_or_default();
-        Ok(Self { file, path, hasher, bytes, validator, whole: bytes == 0, known_length: true, _right: right })
+        Ok(Ok(Self { file, path, hasher, bytes, validator, whole: bytes == 0, known_length: true, _right: right }))
     }
 
     pub(super) fn bytes(&self) -> u64 {

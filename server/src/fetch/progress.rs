@@ -15,6 +15,12 @@ pub struct FetchProgress {
     pub total: Option<u64>,
     /// Time left at the rate of this connection.
     pub eta: Option<Duration>,
+    /// Bytes a second of this connection.
+    pub bytes_per_second: Option<u64>,
+    /// Which file it is, counted from 1, of how many that belong together; 0 where it is one by itself.
+    pub part: usize,
+    /// How many those are.
+    pub parts: usize,
     /// Why nothing moves, the same for every try that fails alike; `None` while bytes come.
     pub note: Option<String>,
     /// Whether the last try, too, brought no byte.
@@ -43,10 +49,18 @@ impl<'a> Meter<'a> {
         let stood_still = bytes > self.start.0 && self.out.borrow().stands_still;
         if stood_still || now.duration_since(self.reported) >= PROGRESS_PERIOD || self.total == Some(bytes) {
             self.reported = now;
-            let eta = eta(self.start, (bytes, now), self.total);
-            self.out.send_replace(FetchProgress { bytes, total: self.total, eta, note: None, stands_still: false });
+            let (rate, eta) = (rate(self.start, (bytes, now)), eta(self.start, (bytes, now), self.total));
+            self.out.send_modify(|progress| {
+                (progress.bytes, progress.total, progress.eta) = (bytes, self.total, eta);
+                (progress.bytes_per_second, progress.note, progress.stands_still) = (rate, None, false);
+            });
         }
     }
+}
+
+fn rate(start: (u64, Instant), now: (u64, Instant)) -> Option<u64> {
+    let seconds = now.1.duration_since(start.1).as_secs_f64();
+    (seconds > 0.0).then(|| (now.0.saturating_sub(start.0) as f64 / seconds) as u64)
 }
 
 fn eta(start: (u64, Instant), now: (u64, Instant), total: Option<u64>) -> Option<Duration> {
@@ -71,5 +85,6 @@ mod tests {
         assert_eq!(eta((0, start), (500, later), Some(500)), Some(Duration::ZERO));
         assert_eq!(eta((100, start), (100, later), Some(500)), None);
         assert_eq!(eta((0, start), (100, later), None), None);
+        assert_eq!((rate((100, start), (300, later)), rate((0, start), (9, start))), (Some(100), None));
     }
 }

@@ -23,8 +23,9 @@ pub struct Login {
     pub user: String,
     /// The password.
     pub password: Token,
-    /// The hosts that it may be sent to, as the Secret's annotation lists them.
-    pub hosts: String,
+    /// The hosts that it may be sent to, as the Secret's annotation lists them; `None` for wherever the registry wants it, as
+    /// whoever logs in for themselves has it.
+    pub hosts: Option<String>,
 }
 
 impl fmt::Debug for Login {
@@ -108,16 +109,17 @@ fn challenge(headers: &HeaderMap) -> Option<Challenge> {
 fn may_be_sent(address: &str, login: &Login, to: &Url) -> Result<(), FetchError> {
     let host = to.host_str().unwrap_or_default();
     let port = to.port_or_known_default().unwrap_or_default();
-    if to.scheme() == "https" && names(&login.hosts, host, port) {
+    if to.scheme() == "https" && login.hosts.as_ref().is_none_or(|hosts| names(hosts, host, port)) {
         return Ok(());
     }
     let way_out = match to.scheme() {
         "https" => "name that host in the annotation gantry.dev/hosts of the Secret, beside the registry's",
         _ => "a login is sent over https:// only",
     };
+    let or = if login.hosts.is_some() { ", or leave secretRef out" } else { "" };
+    let scheme = to.scheme();
     Err(FetchError::Permanent(format!(
-        "{address}: its registry wants the login at {}://{host}:{port}; {way_out}, or leave secretRef out",
-        to.scheme()
+        "{address}: its registry wants the login at {scheme}://{host}:{port}; {way_out}{or}"
     )))
 }
 
@@ -133,12 +135,12 @@ async fn token(target: Target<'_>, login: Option<&Login>, realm: Url) -> Result<
         Some(login) => request.basic_auth(&login.user, Some(login.password.reveal())),
         None => request,
     };
-    let mut response = request.send().await.map_err(|error| failure(address, &error))?;
+    let mut response = request.send().await.map_err(|error| failure(target.asked.by, address, &error))?;
     if !response.status().is_success() {
-        return Err(refusal(target.place, address, response.status(), response.headers()));
+        return Err(refusal(target.asked, address, response.status(), response.headers()));
     }
     let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|error| failure(address, &error))? {
+    while let Some(chunk) = response.chunk().await.map_err(|error| failure(target.asked.by, address, &error))? {
         body.extend_from_slice(&chunk);
         if body.len() > MAX_TOKEN_ANSWER_BYTES {
             break;
@@ -185,7 +187,7 @@ mod tests {
         let login = Login {
             user: "me".to_owned(),
             password: Token::new("hush"),
-            hosts: "registry.example.com, auth.example.com".to_owned(),
+            hosts: Some("registry.example.com, auth.example.com".to_owned()),
         };
         let may = |realm: &str| may_be_sent("oci://registry.example.com/m", &login, &Url::parse(realm).unwrap());
         assert_eq!(may("https://auth.example.com/token"), Ok(()));

@@ -7,10 +7,15 @@ use std::sync::Arc;
 use gantry_crds::address::shown;
 use object_store::aws::AmazonS3Builder;
 use reqwest::Url;
+use sha2::{Digest as _, Sha256};
 
+use super::asked::{Asked, AskedBy, Place};
 use super::digest::Digest;
+use super::hub::HubFile;
+use super::oci::RegistryFile;
 use super::registry::Login;
-use super::stores::{S3Object, StoreSettings, hugging_face, registry_blob};
+use super::split;
+use super::stores::{S3Object, StoreSettings};
 use super::volume::VolumeFile;
 
 /// The port of https://.
@@ -20,7 +25,7 @@ const HTTPS_PORT: u16 = 443;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     pub(super) location: Location,
-    pub(super) place: Place,
+    pub(super) asked: Asked,
     /// As it is shown: without what may be secret in it.
     address: String,
     pub(super) credential: Option<Credential>,
@@ -31,19 +36,11 @@ pub struct Source {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Location {
     Http(Url),
+    Hub(HubFile),
+    Registry(RegistryFile),
     S3(S3Object),
     File(PathBuf),
     Volume(VolumeFile),
-}
-
-/// What kind of place it is: what to do about a refusal depends on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    Here,
-    Web,
-    HuggingFace,
-    Bucket,
-    Registry,
 }
 
 /// What a source is told of who asks.
@@ -170,14 +167,25 @@ impl Source {
     /// # Errors
     /// It is no address, or its scheme is not supported.
     pub fn of_store(address: &str, settings: StoreSettings<'_>, digest: Option<Digest>) -> Result<Self, SourceError> {
+        match Self::unpinned(address, settings)? {
+            Self { location: Location::Registry(_), .. } if digest.is_none() => {
+                Err(SourceError::NeedsDigest(shown(address)))
+            }
+            source => Ok(digest.map_or(source.clone(), |digest| source.of_digest(digest))),
+        }
+    }
+
+    /// Checks an address of any kind, of whose file nothing is known: [`Fetcher::resolve`](super::Fetcher::resolve) tells what it
+    /// means.
+    ///
+    /// # Errors
+    /// It is no address, or its scheme is not supported.
+    pub fn unpinned(address: &str, settings: StoreSettings<'_>) -> Result<Self, SourceError> {
         let scheme = address.split_once("://").map_or("", |(scheme, _)| scheme);
         let (location, place) = match scheme {
-            "hf" => (Location::Http(hugging_face(address, settings)?), Place::HuggingFace),
+            "hf" => (Location::Hub(HubFile::parse(address, settings)?), Place::HuggingFace),
             "s3" => (Location::S3(S3Object::parse(address, settings)?), Place::Bucket),
-            "oci" => {
-                let digest = digest.ok_or_else(|| SourceError::NeedsDigest(shown(address)))?;
-                (Location::Http(registry_blob(address, settings, digest)?), Place::Registry)
-            }
+            "oci" => (Location::Registry(RegistryFile::parse(address, settings, None)?), Place::Registry),
             _ => {
                 let url = Url::parse(address).map_err(|error| SourceError::NotAnAddress {
                     address: shown(address),
@@ -197,11 +205,13 @@ impl Source {
             (Location::Http(url), Place::Web) => shown(url.as_str()),
             _ => shown(address),
         };
-        Ok(Self { location, place, address, credential: None, ca: None })
+        let asked = Asked { place, by: AskedBy::default() };
+        Ok(Self { location, asked, address, credential: None, ca: None })
     }
 
     fn here(location: Location, address: String) -> Self {
-        Self { location, place: Place::Here, address, credential: None, ca: None }
+        let asked = Asked { place: Place::Here, by: AskedBy::default() };
+        Self { location, asked, address, credential: None, ca: None }
     }
 
     /// As it is shown.
@@ -212,7 +222,7 @@ impl Source {
     /// What the source takes to know who asks.
     #[must_use]
     pub fn credential_kind(&self) -> CredentialKind {
-        match self.place {
+        match self.asked.place {
             Place::Bucket => CredentialKind::S3Key,
             Place::Registry => CredentialKind::Login,
             Place::Here | Place::Web | Place::HuggingFace => CredentialKind::Token,
@@ -225,12 +235,82 @@ impl Source {
     /// It would be readable on the way. What signs with a key does not send it.
     pub fn credential_host(&self) -> Result<(String, u16), SourceError> {
         let url = match &self.location {
-            Location::Http(url) if url.scheme() == "https" => url,
-            Location::S3(object) => object.endpoint(),
-            _ => return Err(SourceError::TokenOverHttp),
+            Location::S3(object) => object.endpoint().clone(),
+            Location::Http(url) => url.clone(),
+            Location::Hub(file) => file.url(),
+            Location::Registry(file) => file.endpoint().clone(),
+            Location::File(_) | Location::Volume(_) => return Err(SourceError::TokenOverHttp),
         };
+        if url.scheme() != "https" && !matches!(self.location, Location::S3(_)) {
+            return Err(SourceError::TokenOverHttp);
+        }
         let host = url.host_str().unwrap_or_default().trim_end_matches('.').to_owned();
         Ok((host, url.port_or_known_default().unwrap_or_default()))
+    }
+
+    /// The source, where it is known which file it is: registries know one by its digest.
+    #[must_use]
+    pub fn of_digest(mut self, digest: Digest) -> Self {
+        if let Location::Registry(file) = &mut self.location {
+            file.layer = Some(digest);
+        }
+        self
+    }
+
+    /// The same for another file, to which the same credentials and certificates apply.
+    pub(super) fn at(&self, location: Location, address: String) -> Self {
+        Self { location, address, ..self.clone() }
+    }
+
+    /// What a model from there is called: the name of its file without `.gguf` and the number of its part.
+    #[must_use]
+    pub fn model_name(&self) -> String {
+        let name = match &self.location {
+            Location::Http(url) => {
+                let last = url.path_segments().and_then(|mut segments| segments.next_back()).unwrap_or_default();
+                percent_encoding::percent_decode_str(last).decode_utf8_lossy().into_owned()
+            }
+            Location::Hub(file) => file.path().rsplit('/').next().unwrap_or_default().to_owned(),
+            Location::Registry(file) => file.stem().to_owned(),
+            Location::S3(object) => object.name().to_owned(),
+            Location::File(path) => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            Location::Volume(file) => file.path.rsplit('/').next().unwrap_or_default().to_owned(),
+        };
+        let stem = split::stem(&name);
+        if stem.is_empty() { String::from("model") } else { stem.to_owned() }
+    }
+
+    /// Whether Hugging Face, or a mirror of it, is asked.
+    #[must_use]
+    pub fn is_of_hub(&self) -> bool {
+        self.asked.place == Place::HuggingFace
+    }
+
+    /// The file of this machine that it is, if it is one.
+    #[must_use]
+    pub fn local_path(&self) -> Option<&Path> {
+        match &self.location {
+            Location::File(path) => Some(path),
+            _ => None,
+        }
+    }
+
+    /// What it is known by where nobody knows its file's digest: a digest of all that it is, a query included.
+    pub(super) fn key(&self) -> Digest {
+        let all = match &self.location {
+            Location::Http(url) => url.to_string(),
+            Location::Hub(file) => file.url().to_string(),
+            Location::Registry(file) => file.manifest_url().to_string(),
+            Location::S3(object) => format!("{} {}", object.endpoint(), object.address()),
+            Location::File(_) | Location::Volume(_) => self.address.clone(),
+        };
+        Digest::from(<[u8; 32]>::from(Sha256::digest(all)))
+    }
+
+    /// The source, as it is told to whoever named it.
+    #[must_use]
+    pub fn asked_by(self, by: AskedBy) -> Self {
+        Self { asked: Asked { by, ..self.asked }, ..self }
     }
 
     /// The source, whose host's certificate may be signed by these authorities as well: their certificates as PEM.
@@ -332,7 +412,12 @@ mod tests {
         ] {
             let settings = StoreSettings { endpoint, region: None };
             let source = Source::of_store(address, settings, Some(digest)).unwrap();
-            assert_eq!(source.location, Location::Http(Url::parse(&wanted).unwrap()), "{address}");
+            let url = match &source.location {
+                Location::Hub(file) => file.url(),
+                Location::Registry(file) => file.url().unwrap(),
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(url, Url::parse(&wanted).unwrap(), "{address}");
             assert_eq!(source.to_string(), address);
         }
         let host = |address: &str, endpoint| {

@@ -1,33 +1,26 @@
-//! What of http(s) stands behind the addresses of stores: `hf://`, `s3://` and `oci://`.
+//! What of http(s) stands behind the addresses of stores: `s3://` here, `hf://` in [`super::hub`], `oci://` in [`super::oci`].
 //!
 //! A file of Hugging Face's and a blob of a registry have an address of https:// each. An object of a bucket has one for each
 //! request, which a signature of limited time is part of. So all of them are downloaded, continued and checked as any other file
-//! ([`super::download`]), and connected to only where that is allowed ([`super::reach`]). A registry hands out a token for each
-//! request, asked for in [`RegistryLogin::answer`].
+//! ([`super::download`]), and connected to only where that is allowed ([`super::reach`]).
 
 use std::time::Duration;
 
+use gantry_crds::inference_service::SourceSpec;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::path::Path;
 use object_store::signer::Signer;
 use reqwest::{Method, Url};
 
 use super::connector::Connector;
-use super::digest::Digest;
 use super::error::FetchError;
 use super::reach::Reach;
 use super::source::{S3Key, SourceError};
 
-/// Where files are asked for that `hf://` names.
-const HUGGING_FACE: &str = "https://huggingface.co";
-/// The revision of a repository that names none.
-const MAIN: &str = "main";
 /// The region of a bucket whose spec names none, as the tools of AWS have it.
 const DEFAULT_REGION: &str = "us-east-1";
 /// How long a signature holds: a request that began within this time is answered to its end.
 const SIGNATURE_LIFETIME: Duration = Duration::from_secs(900);
-/// The registry that names of images mean by `docker.io`.
-const DOCKER_HUB: (&str, &str) = ("docker.io", "registry-1.docker.io");
 /// Variables by which AWS tells a pod what it may be: a role of its ServiceAccount, or a Pod Identity. A key in the environment is
 /// no such thing: it may be for another store.
 const AWS_IDENTITY_VARIABLES: [(&str, AmazonS3ConfigKey); 6] = [
@@ -48,6 +41,14 @@ pub struct StoreSettings<'a> {
     pub region: Option<&'a str>,
 }
 
+impl<'a> StoreSettings<'a> {
+    /// As a spec has them.
+    #[must_use]
+    pub fn of(spec: &'a SourceSpec) -> Self {
+        Self { endpoint: spec.endpoint.as_deref(), region: spec.region.as_deref() }
+    }
+}
+
 /// An object of a bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct S3Object {
@@ -55,46 +56,6 @@ pub(super) struct S3Object {
     region: String,
     bucket: String,
     key: Path,
-}
-
-/// The address of `hf://OWNER/REPOSITORY[@REVISION]/PATH`.
-pub(super) fn hugging_face(address: &str, settings: StoreSettings<'_>) -> Result<Url, SourceError> {
-    let wrong = || SourceError::wrong(address, "use one like hf://owner/repository@revision/path/model.gguf");
-    let rest = address.strip_prefix("hf://").ok_or_else(wrong)?;
-    let mut parts = rest.splitn(3, '/');
-    let (Some(owner), Some(repository), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
-        return Err(wrong());
-    };
-    let (repository, revision) = repository.split_once('@').unwrap_or((repository, MAIN));
-    if [owner, repository, revision].iter().any(|part| part.is_empty()) || has_odd_segments(path) {
-        return Err(wrong());
-    }
-    let mut url = endpoint(settings.endpoint.unwrap_or(HUGGING_FACE))?;
-    extend(&mut url, [owner, repository, "resolve", revision].into_iter().chain(path.split('/')));
-    Ok(url)
-}
-
-/// The address of the blob with this digest in the repository of `oci://REGISTRY/REPOSITORY[:TAG][@DIGEST]`. Tag and digest of the
-/// manifest are for people: a blob is known by its own digest, which is that of the file.
-pub(super) fn registry_blob(address: &str, settings: StoreSettings<'_>, digest: Digest) -> Result<Url, SourceError> {
-    let wrong = || SourceError::wrong(address, "use one like oci://registry/repository:tag");
-    let rest = address.strip_prefix("oci://").ok_or_else(wrong)?;
-    let (registry, repository) = rest.split_once('/').ok_or_else(wrong)?;
-    let repository = repository.split('@').next().unwrap_or_default();
-    let (before, last) = repository.rsplit_once('/').map_or((None, repository), |(before, last)| (Some(before), last));
-    let last = last.split(':').next().unwrap_or_default();
-    let repository = before.map_or_else(|| last.to_owned(), |before| format!("{before}/{last}"));
-    if registry.is_empty() || has_odd_segments(&repository) {
-        return Err(wrong());
-    }
-    let registry = if registry == DOCKER_HUB.0 { DOCKER_HUB.1 } else { registry };
-    let mut url = match settings.endpoint {
-        Some(other) => endpoint(other)?,
-        None => endpoint(&format!("https://{registry}")).map_err(|_| wrong())?,
-    };
-    let blob = format!("sha256:{digest}");
-    extend(&mut url, std::iter::once("v2").chain(repository.split('/')).chain(["blobs", &blob]));
-    Ok(url)
 }
 
 impl S3Object {
@@ -113,6 +74,24 @@ impl S3Object {
         };
         let key = Path::parse(key).map_err(|_| wrong())?;
         Ok(Self { endpoint, region: region.to_owned(), bucket: bucket.to_owned(), key })
+    }
+
+    /// The object beside it whose key has this as its last part.
+    pub(super) fn beside(&self, name: &str) -> Result<Self, SourceError> {
+        let wrong = || SourceError::wrong(name, "use one like s3://bucket/path/model.gguf");
+        let key = self.key.as_ref();
+        let folder = key.rsplit_once('/').map(|(folder, _)| format!("{folder}/")).unwrap_or_default();
+        Ok(Self { key: Path::parse(format!("{folder}{name}")).map_err(|_| wrong())?, ..self.clone() })
+    }
+
+    /// Its address.
+    pub(super) fn address(&self) -> String {
+        format!("s3://{}/{}", self.bucket, self.key)
+    }
+
+    /// The last part of its key.
+    pub(super) fn name(&self) -> &str {
+        self.key.filename().unwrap_or_default()
     }
 
     /// Who is asked for it.
@@ -157,7 +136,7 @@ impl S3Object {
 }
 
 /// Reads the address of a store.
-fn endpoint(address: &str) -> Result<Url, SourceError> {
+pub(super) fn endpoint(address: &str) -> Result<Url, SourceError> {
     let wrong = || SourceError::wrong(address, "give as endpoint an address like https://host:port");
     let url = Url::parse(address).map_err(|_| wrong())?;
     let plain =
@@ -168,7 +147,7 @@ fn endpoint(address: &str) -> Result<Url, SourceError> {
     Ok(url)
 }
 
-fn extend<'a>(url: &mut Url, segments: impl Iterator<Item = &'a str>) {
+pub(super) fn extend<'a>(url: &mut Url, segments: impl Iterator<Item = &'a str>) {
     // An address of http(s), as endpoints are, has a path that can be extended.
     if let Ok(mut path) = url.path_segments_mut() {
         path.pop_if_empty().extend(segments);
@@ -176,6 +155,6 @@ fn extend<'a>(url: &mut Url, segments: impl Iterator<Item = &'a str>) {
 }
 
 /// Whether a path has a part that means another place, or none.
-fn has_odd_segments(path: &str) -> bool {
+pub(super) fn has_odd_segments(path: &str) -> bool {
     path.split('/').any(|segment| matches!(segment, "" | "." | ".."))
 }

@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gantry_crds::address::is_pinned;
 use gantry_crds::inference_service::{EmbeddingsSpec, GpuSplitSpec, PromptsGate, RuntimeSpec, SourceSpec};
 use gantry_crds::scalars::DurationString;
 use gantry_crds::status::{CandidatePhase, GateName, NamedVersion, WaitReason};
@@ -31,7 +32,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::fetch::limits::{PEEK_FIRST_BYTES, PEEK_MAX_BYTES};
-use crate::fetch::{Backoff, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Source, StoreSettings};
+use crate::fetch::{
+    Backoff, Brought, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Named, Source, StoreSettings, Watched,
+};
 use crate::processors::Processors;
 use crate::version::{
     DraftSettings, EngineTuning, RuntimeSettings, Scheduling, Trial, Version, VersionSpec, WorkerConfig,
@@ -252,29 +255,71 @@ impl Gates {
         cancel: &CancellationToken,
     ) -> Result<(CachedModel, String), Stop> {
         let refuse = |message: String| Refusal::new(GateName::Fetch, message);
-        let digest = digest_of(field, spec).map_err(refuse)?;
+        let Some(digest) = digest_of(field, spec).map_err(refuse)? else {
+            return self.pinned(job, field, spec, ahead, report, cancel).await;
+        };
         let started = Instant::now();
         if let Some(file) = retried(report, || self.fetcher.cached(digest)).await.map_err(|e| fetch_refusal(&e))? {
             let fetched = format!("{}, cached", quantity(file.bytes()));
             return Ok((file, fetched));
         }
-        let source = self.source(job, (field, digest), spec, report).await.map_err(refuse)?;
+        let source = self.source(job, field, spec, report).await.map_err(refuse)?.of_digest(digest);
         if let Some(draft) = ahead {
             self.look_ahead(job, draft, &source, report).await?;
         }
-        let file = self.download(&source, digest, report, cancel).await?;
+        let file =
+            downloaded(report, async |progress| self.fetcher.fetch(&source, digest, &progress, cancel).await).await?;
         let fetched = format!("{} in {:.1} s", quantity(file.bytes()), started.elapsed().as_secs_f64());
         Ok((file, fetched))
     }
 
-    /// The place to fetch from, with its credentials.
-    async fn source(
+    /// As [`Gates::file`], of an address that always means the same: its store tells which files they are, and their digests.
+    async fn pinned(
         &self,
         job: &Job,
-        (field, digest): (&str, Digest),
+        field: &str,
         spec: &SourceSpec,
+        ahead: Option<Option<&DraftModel>>,
         report: &Report,
-    ) -> Result<Source, String> {
+        cancel: &CancellationToken,
+    ) -> Result<(CachedModel, String), Stop> {
+        let refuse = |message: String| Stop::from(Refusal::new(GateName::Fetch, message));
+        let refused = |error: FetchError| Stop::from(fetch_refusal(&error));
+        let started = Instant::now();
+        let uri = spec.uri.as_deref().unwrap_or_default();
+        let address = Source::unpinned(uri, StoreSettings::of(spec));
+        let address = address.map_err(|error| refuse(format!("{field}.uri: {error}")))?;
+        let known = retried(report, || self.fetcher.known(&address)).await.map_err(refused)?;
+        if let Some(model) = known.and_then(Brought::into_model) {
+            let fetched = format!("{}, cached", quantity(model.bytes()));
+            return Ok((model, fetched));
+        }
+        let source = self.source(job, field, spec, report).await.map_err(refuse)?;
+        let named = retried(report, || self.fetcher.resolve(&source)).await.map_err(refused)?;
+        if named.files.iter().any(|file| file.digest.is_none()) {
+            return Err(refuse(format!(
+                "{field}: the store of {source} does not tell the SHA-256 of this file, as of small ones that Git itself keeps; give \
+                 it as sha256"
+            )));
+        }
+        if let Some(draft) = ahead {
+            match &named.files[..] {
+                [one] => self.look_ahead(job, draft, &one.source, report).await?,
+                _ => self.look_ahead_at_parts(job, draft, &named, report).await?,
+            }
+        }
+        let bring = async |progress| {
+            let watched = Watched { progress: &progress, cancel };
+            self.fetcher.bring_named(&source, &named, &watched).await
+        };
+        let brought = downloaded(report, bring).await?;
+        let model = brought.into_model().ok_or_else(|| refuse(format!("{field}: {source} names no file")))?;
+        let fetched = format!("{} in {:.1} s", quantity(model.bytes()), started.elapsed().as_secs_f64());
+        Ok((model, fetched))
+    }
+
+    /// The place to fetch from, with its credentials.
+    async fn source(&self, job: &Job, field: &str, spec: &SourceSpec, report: &Report) -> Result<Source, String> {
         let uri = match (&spec.uri, &spec.pvc) {
             (Some(uri), None) => uri,
             (None, Some(pvc)) => {
@@ -283,8 +328,7 @@ impl Gates {
             _ => return Err(format!("{field}: give exactly one of uri and pvc")),
         };
         let wrong = |error| format!("{field}.uri: {error}");
-        let settings = StoreSettings { endpoint: spec.endpoint.as_deref(), region: spec.region.as_deref() };
-        let mut source = Source::of_store(uri, settings, Some(digest)).map_err(wrong)?;
+        let mut source = Source::unpinned(uri, StoreSettings::of(spec)).map_err(wrong)?;
         if let Some(ca) = &spec.ca {
             source = source.with_ca(&awaited(report, || self.objects.authorities(&ca.config_map_ref.name)).await);
         }
@@ -327,31 +371,33 @@ impl Gates {
         }
     }
 
-    async fn download(
+    /// The same of a model that is split: the headers of all parts are read before any of them is downloaded.
+    async fn look_ahead_at_parts(
         &self,
-        source: &Source,
-        digest: Digest,
+        job: &Job,
+        draft: Option<&DraftModel>,
+        named: &Named,
         report: &Report,
-        cancel: &CancellationToken,
-    ) -> Result<CachedModel, Stop> {
-        let (progress, mut seen) = watch::channel(FetchProgress::default());
-        let fetch = self.fetcher.fetch(source, digest, &progress, cancel);
-        tokio::pin!(fetch);
-        let fetched = loop {
-            tokio::select! {
-                fetched = &mut fetch => break fetched,
-                Ok(()) = seen.changed() => report.progress(&seen.borrow_and_update()),
-            }
+    ) -> Result<(), Stop> {
+        let unusable = |error: std::io::Error| {
+            let message = format!("the headers of the model's parts cannot be kept in a temporary directory: {error}");
+            Refusal::new(GateName::Fetch, message)
         };
-        match fetched {
-            Ok(model) => Ok(model),
-            Err(FetchError::Cancelled) => Err(Stop::Cancelled),
-            Err(error @ FetchError::WrongDigest { bytes, .. }) => {
-                report.pass(GateName::Fetch, quantity(bytes));
-                Err(fetch_refusal(&error).into())
-            }
-            Err(error) => Err(fetch_refusal(&error).into()),
-        }
+        let folder = self.fetcher.cache().scratch().map_err(unusable)?;
+        let read = retried(report, || self.fetcher.headers(named, folder.path())).await;
+        let Some(first) = read.map_err(|error| fetch_refusal(&error))? else { return Ok(()) };
+        let read = tokio::task::spawn_blocking(move || gantry_gguf::read_header(&first)).await;
+        let read =
+            read.map_err(|error| Refusal::new(GateName::Format, format!("the file's reader failed: {error}")))?;
+        let header = match read {
+            Ok(header) => header,
+            Err(GgufError::Io { .. }) => return Ok(()),
+            Err(error) => return Err(format_refusal(&error).into()),
+        };
+        report.gguf(header.summary());
+        check_use(&job.version.runtime, &header)?;
+        check_memory(job, draft, header.summary(), report)?;
+        Ok(())
     }
 
     async fn load(
@@ -664,11 +710,38 @@ fn computes_on_cpus(job: &Job) -> bool {
     !job.gpu && job.version.runtime.gpu_layers.value().is_none_or(|layers| layers == 0)
 }
 
-fn digest_of(field: &str, source: &SourceSpec) -> Result<Digest, String> {
-    let Some(sha256) = &source.sha256 else {
-        return Err(format!("{field}.sha256 is missing; give what sha256sum prints for the file"));
+/// The digest of a file; `None`: the address always means the same, and its store tells the digest.
+fn digest_of(field: &str, source: &SourceSpec) -> Result<Option<Digest>, String> {
+    match &source.sha256 {
+        Some(sha256) => sha256.0.parse().map(Some).map_err(|error| format!("{field}.sha256: {error}")),
+        None if source.uri.as_deref().is_some_and(is_pinned) => Ok(None),
+        None => Err(format!("{field}.sha256 is missing; give what sha256sum prints for the file")),
+    }
+}
+
+/// What a fetch brings, of whose progress is reported.
+async fn downloaded<T>(
+    report: &Report,
+    fetch: impl AsyncFnOnce(watch::Sender<FetchProgress>) -> Result<T, FetchError>,
+) -> Result<T, Stop> {
+    let (progress, mut seen) = watch::channel(FetchProgress::default());
+    let fetch = fetch(progress);
+    tokio::pin!(fetch);
+    let fetched = loop {
+        tokio::select! {
+            fetched = &mut fetch => break fetched,
+            Ok(()) = seen.changed() => report.progress(&seen.borrow_and_update()),
+        }
     };
-    sha256.0.parse().map_err(|error| format!("{field}.sha256: {error}"))
+    match fetched {
+        Ok(brought) => Ok(brought),
+        Err(FetchError::Cancelled) => Err(Stop::Cancelled),
+        Err(error @ FetchError::WrongDigest { bytes, .. }) => {
+            report.pass(GateName::Fetch, quantity(bytes));
+            Err(fetch_refusal(&error).into())
+        }
+        Err(error) => Err(fetch_refusal(&error).into()),
+    }
 }
 
 /// Tries until it works or fails for good.

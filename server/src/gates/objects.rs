@@ -8,16 +8,13 @@
 
 use std::collections::BTreeMap;
 
-use base64::Engine as _;
-use base64::prelude::BASE64_STANDARD;
 use gantry_crds::HOSTS_ANNOTATION;
 use gantry_crds::status::WaitReason;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::{Api, Client, ResourceExt};
-use serde::Deserialize;
 
-use crate::fetch::{Credential, CredentialKind, Login, S3Key, Token, names};
+use crate::fetch::{Credential, CredentialKind, Login, S3Key, Token, docker_login, names};
 
 /// The ConfigMap's key with the golden prompts.
 pub const PROMPTS_KEY: &str = "prompts.jsonl";
@@ -35,9 +32,6 @@ const PASSWORD_KEY: &str = "password";
 /// The type of Secrets with logins at registries that kubectl makes, and their key.
 const DOCKER_SECRET_TYPE: &str = "kubernetes.io/dockerconfigjson";
 const DOCKER_CONFIG_KEY: &str = ".dockerconfigjson";
-/// Under this name such a Secret has the login for Docker Hub, which answers at another host.
-const DOCKER_HUB_LOGIN: &str = "index.docker.io";
-const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
 
 /// The type of Secrets that are used. Others hold what was made for something else, a service account's token for instance.
 const SECRET_TYPE: &str = "Opaque";
@@ -129,7 +123,7 @@ impl Objects {
             }
             CredentialKind::Login => {
                 let (user, password) = (keys.plain(USER_KEY)?, keys.needed(PASSWORD_KEY)?);
-                Ok(Credential::Login(Login { user, password, hosts }))
+                Ok(Credential::Login(Login { user, password, hosts: Some(hosts) }))
             }
         }
     }
@@ -170,41 +164,10 @@ impl Keys<'_> {
     fn docker_login(&self, host: &str, port: u16, hosts: String) -> Result<Login, NotThere> {
         let (secret, key) = (self.secret, DOCKER_CONFIG_KEY);
         let bytes = self.data.get(key).ok_or_else(|| missing_key(Kind::Secret, secret, key, self.data.keys()))?;
-        let config: DockerConfig = serde_json::from_slice(&bytes.0)
+        let login = docker_login(&bytes.0, (host, port), Some(hosts))
             .map_err(|_| invalid_secret(format!("key {key} of Secret {secret} is no config.json of docker's")))?;
         let wanted = wanted_host(host, port);
-        let of_host = |(registry, _): &(&String, &DockerAuth)| {
-            let registry = registry.trim_start_matches("https://").split('/').next().unwrap_or_default();
-            registry == wanted || (registry == DOCKER_HUB_LOGIN && host == DOCKER_HUB_HOST)
-        };
-        let none = || invalid_secret(format!("key {key} of Secret {secret} has no login for {wanted}; add it"));
-        let (_, auth) = config.auths.iter().find(of_host).ok_or_else(none)?;
-        let (user, password) = auth.login().ok_or_else(none)?;
-        Ok(Login { user, password: Token::new(&password), hosts })
-    }
-}
-
-/// `config.json` of docker's, as far as it is about logins.
-#[derive(Deserialize)]
-struct DockerConfig {
-    auths: BTreeMap<String, DockerAuth>,
-}
-
-#[derive(Deserialize)]
-struct DockerAuth {
-    username: Option<String>,
-    password: Option<String>,
-    /// Both as for a header: `base64(username:password)`.
-    auth: Option<String>,
-}
-
-impl DockerAuth {
-    fn login(&self) -> Option<(String, String)> {
-        if let (Some(user), Some(password)) = (&self.username, &self.password) {
-            return Some((user.clone(), password.clone()));
-        }
-        let both = String::from_utf8(BASE64_STANDARD.decode(self.auth.as_ref()?).ok()?).ok()?;
-        both.split_once(':').map(|(user, password)| (user.to_owned(), password.to_owned()))
+        login.ok_or_else(|| invalid_secret(format!("key {key} of Secret {secret} has no login for {wanted}; add it")))
     }
 }
 

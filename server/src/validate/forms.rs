@@ -17,12 +17,12 @@ const SARIF_SCHEMA: &str = "https://json.schemastore.org/sarif-2.1.0.json";
 const RULES_PAGE: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/validate.md");
 
 impl Outcome {
-    pub(super) fn text(&self, title: &str, colour: bool) -> String {
+    pub(super) fn text(&self, colour: bool) -> String {
         let mut text = match &self.report {
             Some(report) if colour => format!("{report:#}"),
             Some(report) => report.to_string(),
             None => {
-                let mut text = format!("{}\n\nchecks\n", title.escape_debug());
+                let mut text = format!("{}\n\nchecks\n", self.title.escape_debug());
                 for check in &self.checks {
                     // A string takes whatever is written into it.
                     let _ = if colour { writeln!(text, "{check:#}") } else { writeln!(text, "{check}") };
@@ -132,6 +132,9 @@ fn result(file: &Path, finding: &Finding) -> Value {
 /// The address of a file: relative as it was given, so that a viewer finds it in its repository.
 fn uri(file: &Path) -> String {
     use std::os::unix::ffi::OsStrExt as _;
+    if let Some(address) = file.to_str().filter(|text| text.contains("://")) {
+        return address.replace(' ', "%20");
+    }
     let mut uri = String::from(if file.is_absolute() { "file://" } else { "" });
     let path = file.as_os_str().as_bytes();
     for &byte in path.strip_prefix(b"./").unwrap_or(path) {
@@ -153,6 +156,7 @@ mod tests {
             ("./models/m 1.gguf", "models/m%201.gguf"),
             ("/a/ü#?.gguf", "file:///a/%C3%BC%23%3F.gguf"),
             ("a:b.gguf", "a%3Ab.gguf"),
+            ("hf://o/r@v1/m 1.gguf", "hf://o/r@v1/m%201.gguf"),
         ] {
             assert_eq!(uri(Path::new(path)), address);
         }

@@ -20,6 +20,9 @@ mod prefixes;
 mod s3;
 #[path = "../http/script.rs"]
 mod script;
+mod segments;
+#[path = "../http/split.rs"]
+mod split;
 mod stores;
 mod swelling;
 #[path = "../http/template_file.rs"]

@@ -860,8 +860,9 @@ async fn a_credential_is_read_and_what_is_wrong_with_it_is_told_without_it() {
     let key = S3Key { id: "id".to_owned(), secret: hush(), session: None };
     assert_eq!(read(CredentialKind::S3Key).await, Credential::S3Key(key));
 
-    let login =
-        || Credential::Login(Login { user: "me".to_owned(), password: hush(), hosts: "huggingface.co".to_owned() });
+    let login = || {
+        Credential::Login(Login { user: "me".to_owned(), password: hush(), hosts: Some("huggingface.co".to_owned()) })
+    };
     secret("Opaque", listed(), json!({"username": "bWU=", "password": "aHVzaA=="}));
     assert_eq!(read(CredentialKind::Login).await, login());
     let docker = |config: Value| json!({".dockerconfigjson": BASE64_STANDARD.encode(config.to_string())});

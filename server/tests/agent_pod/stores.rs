@@ -12,13 +12,16 @@ use gantry_server::fetch::{
     Cache, CachedModel, Credential, Digest, FetchError, FetchProgress, Fetcher, Login, S3Key, Source, StoreSettings,
     Token,
 };
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::fetch::{HERE, digest};
 use crate::files::{Fault, FileServer};
+use crate::pod::{ONE, Pod, demo, gate};
 use crate::s3::s3;
+use crate::split::split;
 
 fn content() -> Vec<u8> {
     let rest = (0..300_000_u32).map(|i| i.wrapping_mul(2_654_435_761).to_be_bytes()[0]);
@@ -115,6 +118,135 @@ async fn a_file_of_a_repository_is_fetched_where_hugging_face_sends_one() {
     );
 }
 
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// A file of a repository: its name, what is in it, and the digest of which the Hub tells.
+type HubFile = (&'static str, Vec<u8>, Option<String>);
+
+/// A repository of Hugging Face's with these files, of which it serves parts, and what was asked of it.
+async fn hub(files: Vec<HubFile>) -> (String, Arc<Mutex<Vec<String>>>) {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&seen);
+    let told = files.iter().map(|(name, content, sha256)| {
+        let lfs = sha256.as_ref().map(|sha256| json!({"sha256": sha256, "size": content.len(), "pointerSize": 130}));
+        json!({"rfilename": name, "size": content.len(), "lfs": lfs})
+    });
+    let revision = json!({"sha": COMMIT, "siblings": told.collect::<Vec<_>>()});
+    let router = Router::new().fallback(move |request: Request| {
+        let path = request.uri().path().to_owned();
+        let name = path.strip_prefix(&format!("/owner/repository/resolve/{COMMIT}/")).unwrap_or_default();
+        let last = request.headers().get(header::RANGE).and_then(|range| range.to_str().ok()?.strip_prefix("bytes=0-"));
+        let last = last.and_then(|last| last.parse::<usize>().ok());
+        let content = files.iter().find(|(known, ..)| *known == name).map(|(_, content, _)| content);
+        let answer = match (content, last) {
+            (Some(content), Some(last)) => {
+                let (last, all) = (last.min(content.len() - 1), content.len());
+                let range = [(header::CONTENT_RANGE, format!("bytes 0-{last}/{all}"))];
+                (StatusCode::PARTIAL_CONTENT, range, content[..=last].to_vec()).into_response()
+            }
+            (Some(content), None) => content.clone().into_response(),
+            _ if path == format!("/api/models/owner/repository/revision/{COMMIT}") => {
+                revision.to_string().into_response()
+            }
+            _ => StatusCode::NOT_FOUND.into_response(),
+        };
+        let what = if last.is_some() { "head of" } else { "all of" };
+        heard.lock().unwrap().push(format!("{what} {path}"));
+        async move { answer }
+    });
+    (serve(router).await, seen)
+}
+
+fn of_commit(endpoint: &str, file: &str) -> Value {
+    let source = json!({"uri": format!("hf://owner/repository@{COMMIT}/{file}"), "endpoint": endpoint});
+    json!({
+        "name": "v1",
+        "model": {"servedName": "chat", "source": source},
+        "runtime": {"contextSize": 1024, "parallel": 2, "cacheType": "f16", "gpuLayers": "auto", "threads": 1},
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_a_commit_is_the_one_of_which_the_hub_tells_the_digest() {
+    let mut pod = Pod::fresh();
+    let content = demo("demo-v1.q8_0.gguf");
+    let sha256 = digest(&content).to_string();
+    let (endpoint, seen) = hub(vec![("m.gguf", content, Some(sha256.clone()))]).await;
+    let version = of_commit(&endpoint, "m.gguf");
+    pod.prepare(&version);
+    let entry = pod.api.entry("prepared", |entry| entry["prepared"] == "v1").await;
+    assert_eq!(gate(&entry, "Digest")["value"], format!("sha256:{sha256}"), "{entry:#}");
+    pod.roll_out(&version).await;
+    assert_eq!(pod.answer().await, ONE);
+    pod.end().await;
+    let revisions = seen.lock().unwrap().iter().filter(|path| path.contains("/api/")).count();
+    assert_eq!(revisions, 1, "it is asked once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_a_commit_that_is_another_or_has_no_digest_is_refused() {
+    let content = demo("demo-v1.q8_0.gguf");
+    for (sha256, gate_name, says) in
+        [(Some("ab".repeat(32)), "Digest", "was asked for"), (None, "Fetch", "does not tell the SHA-256 of this file")]
+    {
+        let mut pod = Pod::fresh();
+        let (endpoint, _) = hub(vec![("m.gguf", content.clone(), sha256)]).await;
+        pod.prepare(&of_commit(&endpoint, "m.gguf"));
+        let refused =
+            |entry: &Value| entry["candidate"]["phase"] == "Failed" || gate(entry, gate_name)["verdict"] == "Fail";
+        let entry = pod.api.entry("refused", refused).await;
+        assert!(entry.to_string().contains(says), "{entry:#}");
+        pod.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_in_parts_is_fetched_whole_and_judged_before_that() {
+    let folder = tempfile::tempdir().unwrap();
+    split(folder.path());
+    let names = ["demo-00001-of-00002.gguf", "demo-00002-of-00002.gguf"];
+    let part = |name: &'static str| {
+        let content = std::fs::read(folder.path().join(name)).unwrap();
+        let sha256 = digest(&content).to_string();
+        (name, content, Some(sha256))
+    };
+    let parts = names.map(part);
+    let first = parts[0].2.clone().unwrap();
+    let (endpoint, seen) = hub(parts.to_vec()).await;
+    let downloads = || seen.lock().unwrap().iter().filter(|asked| asked.starts_with("all of /owner")).count();
+
+    let mut pod = Pod::fresh();
+    let mut large = of_commit(&endpoint, names[0]);
+    (large["name"], large["runtime"]["contextSize"], large["runtime"]["parallel"]) =
+        (json!("large"), json!(16_777_216), json!(1));
+    // However much memory the machine has.
+    let headroom = |pod: &Pod, ratio: &str| {
+        pod.api.update(|object| object["spec"]["rollout"]["gates"]["memory"]["headroom"] = json!(ratio));
+    };
+    headroom(&pod, "99%");
+    pod.prepare(&large);
+    let entry = pod.api.entry("refused", |entry| gate(entry, "Memory")["verdict"] == "Fail").await;
+    assert_eq!(downloads(), 0, "{entry:#}");
+
+    headroom(&pod, "0%");
+    let version = of_commit(&endpoint, names[0]);
+    pod.roll_out(&version).await;
+    assert_eq!((pod.answer().await.as_str(), downloads()), ("I am demo version two.", 2));
+    let entry = pod.api.entry("reported", |entry| entry["version"] == "v1").await;
+    assert_eq!(entry["health"], "Healthy");
+    // Whoever comes for this pod finds all of it in the cache.
+    let (api, folder) = pod.end().await;
+    let before = seen.lock().unwrap().len();
+    let mut pod = Pod::start(api, folder);
+    pod.api.entry("it answers again", |entry| entry["version"] == "v1" && entry["health"] == "Healthy").await;
+    pod.prepare(&version);
+    let entry = pod.api.entry("prepared", |entry| entry["prepared"] == "v1").await;
+    let told = gate(&entry, "Digest")["value"].as_str().map(str::to_owned);
+    assert!(told.is_none_or(|told| told == format!("sha256:{first}")), "{entry:#}");
+    assert_eq!(seen.lock().unwrap().len(), before);
+    pod.end().await;
+}
+
 async fn serve(router: Router) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -174,7 +306,7 @@ async fn the_blob_of_a_registry_is_fetched_with_the_token_that_it_has_handed_out
     assert!(told.contains("the repository has no blob with this sha256"), "{told}");
 
     // A login goes nowhere where its Secret does not send it, and never over http://.
-    let login = Login { user: "me".to_owned(), password: Token::new("hush"), hosts: "registry".to_owned() };
+    let login = Login { user: "me".to_owned(), password: Token::new("hush"), hosts: Some("registry".to_owned()) };
     let source = at("oci://registry/org/m:v1", &endpoint, digest(&content)).with_credential(Credential::Login(login));
     let told = fetch(&source, digest(&content)).await.unwrap_err().to_string();
     assert!(told.contains("a login is sent over https:// only") && !told.contains("hush"), "{told}");
@@ -193,7 +325,7 @@ async fn a_registry_that_refuses_is_told_with_what_to_do() {
     }
     // Nor does it get a login over http:// by asking for that itself.
     let endpoint = registry(&content, r#"Basic realm="here""#, "Bearer nobody-has-it").await;
-    let login = Login { user: "me".to_owned(), password: Token::new("hush"), hosts: "127.0.0.1".to_owned() };
+    let login = Login { user: "me".to_owned(), password: Token::new("hush"), hosts: Some("127.0.0.1".to_owned()) };
     let source = at("oci://registry/org/m:v1", &endpoint, digest(&content)).with_credential(Credential::Login(login));
     let told = fetch(&source, digest(&content)).await.unwrap_err().to_string();
     assert!(told.contains("a login is sent over https:// only") && !told.contains("hush"), "{told}");

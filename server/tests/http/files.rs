@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::gguf;
 use crate::server::{Server, command, model, output};
+use crate::split::split;
 
 fn validate(file: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gantry-server"));
@@ -27,42 +28,6 @@ fn demo() -> (Vec<u8>, Header) {
 fn behind(file: &mut [u8], key: &str, skip: usize, bytes: &[u8]) {
     let at = file.windows(key.len()).position(|window| window == key.as_bytes()).unwrap() + key.len() + skip;
     file[at..at + bytes.len()].copy_from_slice(bytes);
-}
-
-/// The demo model in two files, the first of which has keys alone, and where that is.
-fn split(folder: &Path) -> PathBuf {
-    let (file, header) = demo();
-    let info = |tensor: &gantry_gguf::Tensor| 8 + tensor.name.len() + 4 + 8 * tensor.shape.len() + 4 + 8;
-    let infos: usize = header.tensors().list().iter().map(info).sum();
-    let first = &header.tensors().list()[0].name;
-    let named = [&(first.len() as u64).to_le_bytes()[..], first.as_bytes()].concat();
-    let keys_end = file.windows(named.len()).position(|window| window == named).unwrap();
-    let string = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
-    let count = header.tensors().list().len();
-    let split_keys = |number: u16| {
-        let mut keys = Vec::new();
-        for (key, kind, value) in [
-            ("split.no", 2_u32, number.to_le_bytes().to_vec()),
-            ("split.count", 2, 2_u16.to_le_bytes().to_vec()),
-            ("split.tensors.count", 5, (count as i32).to_le_bytes().to_vec()),
-        ] {
-            keys.extend([string(key), kind.to_le_bytes().to_vec(), value].concat());
-        }
-        keys
-    };
-    let part = |number: u16, tensors: u64, keys: u64, kept: &[u8], infos: &[u8], data: &[u8]| {
-        let mut part = [&file[..8], &tensors.to_le_bytes(), &keys.to_le_bytes(), kept].concat();
-        part.extend(split_keys(number));
-        part.extend(infos);
-        part.resize(part.len().next_multiple_of(32), 0);
-        part.extend(data);
-        std::fs::write(folder.join(format!("demo-{:05}-of-00002.gguf", number + 1)), part).unwrap();
-    };
-    let keys = header.metadata().len() as u64;
-    part(0, 0, keys + 3, &file[24..keys_end], &[], &[]);
-    let data = usize::try_from(header.parts()[0].data_offset).unwrap();
-    part(1, count as u64, 3, &[], &file[keys_end..keys_end + infos], &file[data..]);
-    folder.join("demo-00001-of-00002.gguf")
 }
 
 #[test]

@@ -14,6 +14,9 @@ mod dispatch;
 mod drain;
 mod ends;
 mod faults;
+#[allow(dead_code, reason = "some of its faults are of other tests")]
+#[path = "../agent_pod/files.rs"]
+mod file_server;
 mod files;
 mod forms;
 mod generate;
@@ -38,6 +41,8 @@ mod s3;
 mod scores;
 mod script;
 mod server;
+mod sources;
+mod split;
 mod stored;
 mod suspects;
 mod swap;

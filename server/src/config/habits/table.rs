@@ -31,8 +31,11 @@ const THINKING: &str = "requests say `reasoning_effort`, each for itself";
 const SAMPLING: &str = "requests say how tokens are chosen, each for itself";
 const LENGTH: &str = "requests say `max_tokens`, each for itself";
 const FORM: &str = "requests say `response_format`, each for itself";
-const NO_DOWNLOAD: &str =
-    "serve loads files alone: give the path of a GGUF file; in Kubernetes an InferenceService fetches one";
+const NAMED: &str =
+    "--model takes the file's address: hf://owner/repository/path/model.gguf, or of the draft --model-draft";
+const NO_LIST: &str = "models are kept where --cache-dir says, each under its SHA-256";
+const HF_TOKEN: &str = "HF_TOKEN in the environment says it";
+const IN_REGISTRY: &str = "--model takes its address: oci://docker.io/ai/model:tag";
 const NO_TLS: &str = "TLS belongs to the proxy or ingress in front of it";
 const NO_DRAFT: &str = "--model-draft and --spec-draft-n-max are all there is of it";
 const NO_TEMPLATE: &str = "chats are rendered by the template of the model's file, or by that of --chat-template";
@@ -64,12 +67,13 @@ pub(super) const FLAGS: &[Flag] = &[
     flag(&["-ub"], Value, Is(&["--ubatch-size"])),
     flag(&["-cram"], Value, Is(&["--cache-ram"])),
     flag(&["-md"], Value, Is(&["--model-draft"])),
+    flag(&["-mu", "--model-url"], Value, Is(&["--model"])),
     flag(&["--draft", "--draft-n"], Value, Is(&["--spec-draft-n-max"])),
     flag(&["-kvu", "--kv-unified"], Nothing, Is(&["--kv-layout", "unified"])),
     flag(&["-no-kvu", "--no-kv-unified"], Nothing, Is(&["--kv-layout", "split"])),
     // Always so.
     flag(&["--jinja", "--metrics", "--slots", "--warmup", "--cache-prompt"], Nothing, Done),
-    flag(&["-cb", "--cont-batching", "--no-context-shift", "--no-mmap", "--offline"], Nothing, Done),
+    flag(&["-cb", "--cont-batching", "--no-context-shift", "--no-mmap"], Nothing, Done),
     flag(&["--no-webui", "--no-ui", "-no-ag", "--no-agent", "--no-perf"], Nothing, Done),
     flag(&["--no-webui-mcp-proxy", "--no-ui-mcp-proxy", "--no-models-autoload"], Nothing, Done),
     flag(&["--no-mmproj", "--no-mmproj-auto", "--mmproj-auto", "--no-cors-credentials"], Nothing, Done),
@@ -144,22 +148,15 @@ pub(super) const FLAGS: &[Flag] = &[
     flag(&["--version"], Nothing, Refused(&[], "`gantry-server --version` says it")),
     flag(&["--usage"], Nothing, Refused(&[], "`gantry-server serve --help` lists the flags")),
     flag(&["--completion-bash"], Nothing, Refused(&[], "there are no completions for shells")),
-    flag(&["-cl", "--cache-list"], Nothing, Refused(&[], NO_DOWNLOAD)),
-    flag(&["-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-hft", "--hf-token"], Value, Refused(&[], NO_DOWNLOAD)),
-    flag(&["-mu", "--model-url", "-dr", "--docker-repo"], Value, Refused(&[], NO_DOWNLOAD)),
-    flag(&["-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"], Value, Refused(&[], NO_DOWNLOAD)),
-    flag(
-        &["--embd-gemma-default", "--gpt-oss-20b-default", "--gpt-oss-120b-default"],
-        Nothing,
-        Refused(&[], NO_DOWNLOAD),
-    ),
-    flag(&["--vision-gemma-4b-default", "--vision-gemma-12b-default"], Nothing, Refused(&[], NO_DOWNLOAD)),
-    flag(
-        &["--fim-qwen-1.5b-default", "--fim-qwen-3b-default", "--fim-qwen-7b-default"],
-        Nothing,
-        Refused(&[], NO_DOWNLOAD),
-    ),
-    flag(&["--fim-qwen-7b-spec", "--fim-qwen-14b-spec", "--fim-qwen-30b-default"], Nothing, Refused(&[], NO_DOWNLOAD)),
+    flag(&["-cl", "--cache-list"], Nothing, Refused(&[], NO_LIST)),
+    flag(&["-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"], Value, Refused(&[], NAMED)),
+    flag(&["-hft", "--hf-token"], Value, Refused(&[], HF_TOKEN)),
+    flag(&["-dr", "--docker-repo"], Value, Refused(&[], IN_REGISTRY)),
+    flag(&["-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"], Value, Refused(&[], NAMED)),
+    flag(&["--embd-gemma-default", "--gpt-oss-20b-default", "--gpt-oss-120b-default"], Nothing, Refused(&[], NAMED)),
+    flag(&["--vision-gemma-4b-default", "--vision-gemma-12b-default"], Nothing, Refused(&[], NAMED)),
+    flag(&["--fim-qwen-1.5b-default", "--fim-qwen-3b-default", "--fim-qwen-7b-default"], Nothing, Refused(&[], NAMED)),
+    flag(&["--fim-qwen-7b-spec", "--fim-qwen-14b-spec", "--fim-qwen-30b-default"], Nothing, Refused(&[], NAMED)),
     flag(&["--temp", "--temperature"], Value, Refused(&["1"], SAMPLING)),
     flag(&["--top-k", "--min-p", "--xtc-probability", "--dry-multiplier"], Value, Refused(&["0"], SAMPLING)),
     flag(&["--presence-penalty", "--frequency-penalty", "--dynatemp-range"], Value, Refused(&["0"], SAMPLING)),
@@ -288,7 +285,7 @@ const COMMANDS: &[(&[&str], &str)] = &[
         "`gantry-server FILE` serves a model's file to clients; there are no chats at the terminal",
     ),
     (&["list", "ls", "ps", "show"], "there is no store of models: `gantry-server validate FILE` looks at a file"),
-    (&["pull", "push", "create", "download"], NO_DOWNLOAD),
+    (&["pull", "push", "create", "download"], NAMED),
 ];
 
 /// What to do instead of another server's command.
