@@ -105,7 +105,7 @@ fn mistakes_are_told_with_their_place() {
         (json!({"output_config": {"effort": "some"}}), "output_config.effort", "unknown variant"),
         (
             json!({"output_config": {"format": {"type": "json_schema"}}}),
-            "output_config.format",
+            "output_config.format.schema",
             "missing field `schema`",
         ),
         (

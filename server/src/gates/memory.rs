@@ -548,19 +548,19 @@ mod tests {
         let two = RuntimeSettings { workers: Some(2), ..open.clone() };
         let takes = in_all_workers(&model, None, &two, false, &machine, |estimate| estimate.host_bytes);
         assert!(takes > 2 * model.tensor_bytes);
-        // In a pod so small the front takes the same whatever its limit; it takes less beside one worker.
-        let small = PodMemory { limit_bytes: 2 * takes, available_bytes: takes };
-        let front = small.front_bytes(&two, 2);
-        assert!(small.front_bytes(&open, 2) < front);
+        // What the front takes grows with the limit, which has to be for it, too; and it takes less beside one worker.
+        let front_within = |limit_bytes, runtime| PodMemory { limit_bytes, available_bytes: 0 }.front_bytes(runtime, 2);
+        let front = (0..64).fold(0, |front, _| front_within(front + 2 * takes, &two));
+        assert!(front == front_within(front + 2 * takes, &two) && front_within(front + 2 * takes, &open) < front);
         let beside_front = |limit_bytes: u64, available_bytes| memory(front + limit_bytes, front + available_bytes);
         assert_eq!(settled(&open, beside_front(2 * takes, takes)), Some(2));
-        assert_eq!(settled(&open, beside_front(2 * takes - 1, takes)), None);
+        assert_eq!(settled(&open, beside_front(2 * takes - (1 << 20), takes)), None);
         assert_eq!(settled(&open, beside_front(2 * takes, takes - 1)), None);
         assert_eq!(settled(&open, None), None);
         let memory_limit_bytes = Some(2 * takes - 1);
         let engine = crate::version::EngineTuning { memory_limit_bytes, ..Default::default() };
         let limited = RuntimeSettings { engine, ..open.clone() };
-        assert_eq!(settled(&limited, beside_front(4 * takes, takes)), None);
+        assert_eq!(settled(&limited, memory(1 << 40, 1 << 40)), None);
         let one = RuntimeSettings { workers: Some(1), ..open };
         assert_eq!(settled(&one, beside_front(2 * takes, takes)), Some(1));
     }
