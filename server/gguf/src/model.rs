@@ -431,10 +431,7 @@ fn check_fractions(keys: &Keys<'_>, log: &mut Log) {
         match keys.metadata.entry(&key) {
             None => {}
             Some(Entry { value: Value::Float { kind: ValueType::F32, value }, .. })
-                if value.is_finite()
-                    && *value >= least
-                    && !(is_divisor(&key) && scales_beyond_numbers(*value))
-                    && !(is_base(&key) && turns_beyond_numbers(*value)) => {}
+                if value.is_finite() && *value >= least && !(is_divisor(&key) && scales_beyond_numbers(*value)) => {}
             Some(Entry { offset, value: Value::Float { kind: ValueType::F32, value } }) => {
                 log.defect(*offset, Defect::WrongFraction { key, found: value.to_string() });
             }
@@ -448,17 +445,6 @@ fn check_fractions(keys: &Keys<'_>, log: &mut Log) {
 /// Whether positions are divided by the number of a key.
 fn is_divisor(key: &str) -> bool {
     ["rope.scaling.factor", "rope.scale_linear"].iter().any(|name| key.ends_with(name))
-}
-
-/// Whether a power of the number of a key is what positions are turned by.
-fn is_base(key: &str) -> bool {
-    ["rope.freq_base", "rope.freq_base_swa"].iter().any(|name| key.ends_with(name))
-}
-
-/// A base below 1 turns each dimension faster than the one before, and what late positions are turned by is no number; 0 says
-/// that there is none.
-fn turns_beyond_numbers(base: f64) -> bool {
-    base > 0.0 && base < 1.0
 }
 
 /// A factor so small that positions divided by it are no numbers, or none that differ; 0 says that there is none.

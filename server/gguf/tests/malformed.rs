@@ -164,7 +164,6 @@ fn hyperparameters_that_are_absent_wrong_or_at_odds_are_refused() {
         "negative epsilon": |f| f.put("llama.attention.layer_norm_rms_epsilon", ty::F32, (-1e-5_f32).to_le_bytes().into()) => Defect::WrongFraction { .. }, "epsilon";
         "epsilon no number": |f| f.put("llama.attention.layer_norm_rms_epsilon", ty::F32, f32::NAN.to_le_bytes().into()) => Defect::WrongFraction { .. }, "NaN";
         "rope factor next to nothing": |f| f.put("llama.rope.scaling.factor", ty::F32, 1e-38_f32.to_le_bytes().into()) => Defect::WrongFraction { .. }, "scaling.factor";
-        "rope base next to nothing": |f| f.put("llama.rope.freq_base", ty::F32, 1e-38_f32.to_le_bytes().into()) => Defect::WrongFraction { .. }, "freq_base";
         "rope base a u32": |f| f.number("llama.rope.freq_base", 10_000) => Defect::WrongKeyType { .. }, "freq_base";
         "switch a u8": |f| f.put("tokenizer.ggml.add_bos_token", ty::U8, vec![0]) => Defect::WrongKeyType { .. }, "add_bos_token";
         "special token an i32": |f| f.put("tokenizer.ggml.eos_token_id", ty::I32, vec![0; 4]) => Defect::WrongKeyType { .. }, "eos_token_id";

@@ -145,7 +145,8 @@ fn responses(operation: &Operation, needs_key: bool, protocol: Protocol, generat
         Answers::Json(schema) => json_of(schema(generator).to_value()),
         Answers::JsonOrEvents(schema) => {
             let mut content = json_of(schema(generator).to_value());
-            content["text/event-stream"] = json!({"schema": {"type": "string"}});
+            // Some programs hold the whole text against it, others each event.
+            content["text/event-stream"] = json!({"schema": {"description": "Server-sent events."}});
             content
         }
         Answers::Text(kind) => json!({kind: {"schema": {"type": "string"}}}),
