@@ -110,7 +110,7 @@ fn mistakes_are_told_with_their_place() {
         ),
         (
             json!({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
-            "context_management.edits[0]",
+            "context_management.edits[0].type",
             "unknown variant",
         ),
         (json!({"messages": [{"role": "user"}]}), "messages[0].content", "missing field `content`"),
