@@ -10,7 +10,7 @@ use gantry_crds::{
     quantity::human_bytes,
     status::{
         CandidateStatus, GateResult, GateVerdict, InferenceServiceStatus, RejectedOutcome, ReplicaHealth,
-        ReplicaStatus, RolloutStatus, RolloutStep, VersionPhase,
+        ReplicaStatus, RolloutStatus, RolloutStep, StrategyName, VersionPhase,
     },
 };
 use jiff::Timestamp;
@@ -254,9 +254,18 @@ fn steps(rollout: &RolloutStatus, now: Timestamp) -> String {
         }
         RolloutStep::Canary => writeln!(text, "  since      {since}; the next step in {left}"),
         RolloutStep::Bake => writeln!(text, "  since      {since}; kept for {left} more, to be gone back to"),
+        // Nobody's clock runs while it is paused, whatever the last deadline was.
+        RolloutStep::Prepare if deadline <= now => writeln!(text, "  since      {since}"),
         RolloutStep::Prepare => writeln!(text, "  since      {since}; given up in {left}, unless pods make progress"),
         _ => writeln!(text, "  since      {since}; given up in {left}"),
     };
+    if let Some(turn) = &rollout.turn {
+        let _ = writeln!(
+            text,
+            "  turn       {}: its requests wait while the one version ends and the other is loaded",
+            turn.pod
+        );
+    }
     if let Some(message) = &rollout.message {
         let reason =
             rollout.wait_reason.map(|reason| format!("{}: ", style(reason.as_str()).yellow())).unwrap_or_default();
@@ -267,7 +276,19 @@ fn steps(rollout: &RolloutStatus, now: Timestamp) -> String {
 }
 
 fn next_step(rollout: &RolloutStatus) -> String {
+    let holds = rollout.strategy() == StrategyName::HoldRequests;
+    let is_blue_green = rollout.strategy() == StrategyName::BlueGreen;
     match rollout.step {
+        RolloutStep::Prepare if holds => "Each pod checks what can be known of the candidate while the active version answers. Then one after the other lets its \
+             answers end, unloads the active version, loads the candidate and takes it through its gates; its requests wait meanwhile. Where a gate \
+             refuses the candidate, the pod loads the active version again.",
+        RolloutStep::Prepare if is_blue_green => "As many pods again fetch the candidate, take it through its gates and load it, while the others go on answering. When all \
+             are ready, the Service goes over to them.",
+        RolloutStep::Bake if holds => "All pods answer with it. The previous version is loaded no more; where pods with the new one fail, each loads it again by \
+             itself, and requests wait meanwhile.",
+        RolloutStep::Bake if is_blue_green => "The new pods answer. The old ones stay until the bake is over, and the Service goes back to them by itself where the new \
+             ones fail.",
+        RolloutStep::Rollback if holds => "Each pod loads the previous version again; its requests wait meanwhile.",
         RolloutStep::Prepare => "Each pod fetches the candidate, takes it through its gates and loads it beside the active version, which goes on answering. \
              When all have, all switch; one that a gate refuses is never switched to.",
         RolloutStep::Canary => "A share of the requests goes to the candidate in each pod, and the rest to the active version. Each step has more, and after \

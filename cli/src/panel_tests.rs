@@ -63,6 +63,29 @@ fn a_canary_tells_its_share_and_when_the_next_one_is_due() {
     assert!(panel(Value::Null).0.contains("stays so until somebody lets it go on"));
 }
 
+#[test]
+fn a_turn_is_told_in_the_words_of_its_strategy_and_a_deadline_that_is_over_is_none() {
+    let told = |strategy: &str, step: &str, at_time: &str| {
+        let view = view(&json!({"status": {
+            "activeVersion": "chat-1", "candidateVersion": "chat-2",
+            "rollout": {
+                "version": "chat-2", "step": step, "attempt": 2, "plan": "asked for", "strategy": strategy,
+                "startedAt": "2026-01-01T00:10:00Z", "deadline": "2026-01-01T00:25:00Z", "turn": {"pod": "chat-a"},
+            },
+        }}));
+        let rollout = view.service.status.unwrap().rollout.unwrap();
+        steps(&rollout, at(at_time)) + &next_step(&rollout)
+    };
+    let held = told("HoldRequests", "Prepare", "2026-01-01T00:12:00Z");
+    assert!(held.contains("turn       chat-a: its requests wait") && held.contains("one after the other"), "{held}");
+    assert!(held.contains("given up in 13m0s"), "{held}");
+    // As it is while a rollout is paused.
+    assert!(!told("HoldRequests", "Prepare", "2026-01-01T00:30:00Z").contains("given up"));
+    let kept = "stays loaded until the bake is over";
+    assert!(!told("HoldRequests", "Bake", "2026-01-01T00:12:00Z").contains(kept));
+    assert!(told("InPlaceSwap", "Bake", "2026-01-01T00:12:00Z").contains(kept));
+}
+
 fn preparing() -> View {
     view(&json!({
         "status": {
