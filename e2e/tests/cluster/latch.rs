@@ -204,6 +204,38 @@ async fn what_a_version_waits_for_is_told_from_the_first_try_on() -> Result<()> 
     .await
 }
 
+/// A volume of a driver that is not there: the pod that wants it is told of in the kubelet's words while the others answer.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: make test"]
+async fn a_volume_that_cannot_be_mounted_is_told_in_the_kubelets_words() -> Result<()> {
+    with_temp_ns("volume", async |namespace| {
+        let v1 = ModelStore::on(&namespace.cluster).await?.model(DemoModel::V1)?;
+        golden_prompts_config_map(namespace).await?;
+        let service = TestService::start(namespace, ServiceFixture::default(), &v1).await?;
+        let load = light_load(&service).await?;
+        let volume = json!({"name": "data", "csi": {"driver": "no.such.driver"}});
+        let mount = json!({"name": "data", "mountPath": "/mnt/data"});
+        service.patch(json!({"spec": {"pod": {"volumes": [volume], "volumeMounts": [mount]}}})).await?;
+        let told = service
+            .await_status("PodsReady tells of the volume", ROLLOUT_TIMEOUT, |_, status| {
+                let condition = status.conditions.iter().find(|condition| condition.type_ == "PodsReady")?;
+                (condition.reason == "FailedMount").then(|| condition.message.clone())
+            })
+            .await?;
+        say(format_args!("FailedMount: {told}"));
+        ensure!(told.contains("\"data\"") && told.contains("no.such.driver"), "the cause is not told: {told}");
+        service.patch(json!({"spec": {"pod": {"volumes": null, "volumeMounts": null}}})).await?;
+        service
+            .await_status("nothing is said of the volume any more", ROLLOUT_TIMEOUT, |_, status| {
+                let condition = status.conditions.iter().find(|condition| condition.type_ == "PodsReady")?;
+                (condition.status == "True").then_some(())
+            })
+            .await?;
+        load.finish().await?.ensure_no_failure()
+    })
+    .await
+}
+
 /// Waits until `reason` stands in the conditions, in both tables and in an Event, with `what` in the sentence.
 async fn told(service: &TestService<'_>, reason: &str, what: &str) -> Result<()> {
     let namespace = service.namespace;
