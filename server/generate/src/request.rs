@@ -4,44 +4,22 @@ use gantry_core::{
     ApiError, Chat, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE, Message, Priority, Prompt,
     Role, TextRequest, read_body, read_integer,
 };
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use crate::answer::{ChatEncoder, GenerateEncoder};
 use crate::limits::{DEFAULT_GENERATE_TOKENS, MAX_GENERATE_MESSAGES, MAX_GENERATE_MODEL_BYTES, MAX_GENERATE_TOKENS};
 
-/// A body of `/generate`.
+/// What both addresses take; the one its `prompt`, the other its `messages`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "GenerateRequest")]
 #[serde(deny_unknown_fields)]
-struct GenerateBody {
+struct Body {
     #[schemars(length(min = 1))]
-    prompt: String,
-    #[schemars(range(min = 1, max = MAX_GENERATE_TOKENS))]
-    #[serde(default, deserialize_with = "read_integer")]
-    max_tokens: Option<u32>,
-    #[schemars(range(min = 0, max = MAX_TEMPERATURE))]
-    temperature: Option<f32>,
-    #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
-    top_p: Option<f32>,
-    #[schemars(length(max = MAX_STOP_STRINGS), inner(length(min = 1, max = MAX_STOP_BYTES)))]
-    stop_sequences: Option<Vec<String>>,
-    stream: Option<bool>,
-    priority: Option<GivenPriority>,
-    /// Whether each token is told with its log-probability, which streams have room for.
-    logprobs: Option<bool>,
-    seed: Option<u64>,
-    #[schemars(length(max = MAX_GENERATE_MODEL_BYTES))]
-    model: Option<String>,
-}
-
-/// A body of `/chat`.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "GenerateChatRequest")]
-#[serde(deny_unknown_fields)]
-struct ChatBody {
+    prompt: Option<String>,
     #[schemars(length(min = 1, max = MAX_GENERATE_MESSAGES))]
-    messages: Vec<GivenMessage>,
+    messages: Option<Vec<GivenMessage>>,
     #[schemars(range(min = 1, max = MAX_GENERATE_TOKENS))]
     #[serde(default, deserialize_with = "read_integer")]
     max_tokens: Option<u32>,
@@ -101,12 +79,17 @@ impl From<GivenPriority> for Priority {
 
 /// A body of `/generate`, for those who describe the server to programs.
 pub fn generate_request_schema(generator: &mut SchemaGenerator) -> Schema {
-    generator.subschema_for::<GenerateBody>()
+    json_schema!({"allOf": [generator.subschema_for::<Body>(), of("prompt", "string", "messages")]})
 }
 
 /// A body of `/chat`, likewise.
 pub fn chat_request_schema(generator: &mut SchemaGenerator) -> Schema {
-    generator.subschema_for::<ChatBody>()
+    json_schema!({"allOf": [generator.subschema_for::<Body>(), of("messages", "array", "prompt")]})
+}
+
+/// That a body has this field, and not the other.
+fn of(field: &str, kind: &str, other: &str) -> Value {
+    json!({"required": [field], "properties": {field: {"type": kind}, other: {"type": "null"}}})
 }
 
 /// Reads and checks a body of `/generate`.
@@ -114,24 +97,15 @@ pub fn chat_request_schema(generator: &mut SchemaGenerator) -> Schema {
 /// # Errors
 /// Names the first field that is missing, of the wrong type, out of range or unknown.
 pub fn decode_generate(body: &[u8]) -> Result<(TextRequest, GenerateEncoder), ApiError> {
-    let body: GenerateBody = read_body(body)?;
-    let GenerateBody {
-        prompt,
-        max_tokens,
-        temperature,
-        top_p,
-        stop_sequences,
-        stream,
-        priority,
-        logprobs,
-        seed,
-        model,
-    } = body;
+    let mut body: Body = read_body(body)?;
+    if body.messages.is_some() {
+        return Err(ApiError::wrong_value("messages", "are for /chat; /generate takes a `prompt`"));
+    }
+    let prompt = body.prompt.take().ok_or_else(|| ApiError::missing("prompt", "a text is expected"))?;
     if prompt.is_empty() {
         return Err(ApiError::wrong_value("prompt", "must not be empty"));
     }
-    let asked = Asked { max_tokens, temperature, top_p, stop_sequences, stream, priority, logprobs, seed, model };
-    Ok((asked.of(Prompt::Text(prompt), "prompt")?, GenerateEncoder::default()))
+    Ok((body.asks(Prompt::Text(prompt), "prompt")?, GenerateEncoder::default()))
 }
 
 /// Reads and checks a body of `/chat`.
@@ -139,9 +113,11 @@ pub fn decode_generate(body: &[u8]) -> Result<(TextRequest, GenerateEncoder), Ap
 /// # Errors
 /// As [`decode_generate`].
 pub fn decode_chat(body: &[u8]) -> Result<(TextRequest, ChatEncoder), ApiError> {
-    let body: ChatBody = read_body(body)?;
-    let ChatBody { messages, max_tokens, temperature, top_p, stop_sequences, stream, priority, logprobs, seed, model } =
-        body;
+    let mut body: Body = read_body(body)?;
+    if body.prompt.is_some() {
+        return Err(ApiError::wrong_value("prompt", "is for /generate; /chat takes `messages`"));
+    }
+    let messages = body.messages.take().ok_or_else(|| ApiError::missing("messages", "an array is expected"))?;
     if messages.is_empty() || messages.len() > MAX_GENERATE_MESSAGES {
         let n = messages.len();
         let message = format_args!("must have 1 to {MAX_GENERATE_MESSAGES} messages, not {n}");
@@ -156,25 +132,11 @@ pub fn decode_chat(body: &[u8]) -> Result<(TextRequest, ChatEncoder), ApiError> 
         Message::text(role, content)
     };
     let chat = Chat { messages: messages.into_iter().map(message).collect(), ..Chat::default() };
-    let asked = Asked { max_tokens, temperature, top_p, stop_sequences, stream, priority, logprobs, seed, model };
-    Ok((asked.of(Prompt::chat(chat), "messages")?, ChatEncoder::default()))
+    Ok((body.asks(Prompt::chat(chat), "messages")?, ChatEncoder::default()))
 }
 
-/// What both bodies have beside their prompts.
-struct Asked {
-    max_tokens: Option<u32>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    stop_sequences: Option<Vec<String>>,
-    stream: Option<bool>,
-    priority: Option<GivenPriority>,
-    logprobs: Option<bool>,
-    seed: Option<u64>,
-    model: Option<String>,
-}
-
-impl Asked {
-    fn of(self, prompt: Prompt, prompt_param: &'static str) -> Result<TextRequest, ApiError> {
+impl Body {
+    fn asks(self, prompt: Prompt, prompt_param: &'static str) -> Result<TextRequest, ApiError> {
         let max_tokens = self.max_tokens.unwrap_or(DEFAULT_GENERATE_TOKENS);
         if !(1..=MAX_GENERATE_TOKENS).contains(&max_tokens) {
             let message = format_args!("must be from 1 to {MAX_GENERATE_TOKENS}, not {max_tokens}");

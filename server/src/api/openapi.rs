@@ -253,7 +253,8 @@ mod tests {
         assert_eq!(schemas["MessagesRequest"]["properties"]["top_p"]["exclusiveMinimum"], 0);
         assert_eq!(schemas["ResponsesRequest"]["properties"]["max_output_tokens"]["minimum"], 1);
         assert_eq!(schemas["ResponsesRequest"]["required"], json!(["input"]));
-        assert_eq!(schemas["GenerateChatRequest"]["required"], json!(["messages"]));
+        let chat = &document["paths"]["/chat"]["post"]["requestBody"]["content"]["application/json"]["schema"];
+        assert_eq!(chat["allOf"][1]["required"], json!(["messages"]));
         let key = &document["paths"]["/v1/messages"]["post"];
         assert_eq!(key["security"][0], json!({"bearer": []}));
         assert!(document["paths"]["/healthz"]["get"]["security"].is_null());
