@@ -161,7 +161,16 @@ fn app_settings(http: &HttpSettings, reach: Option<Reach>) -> anyhow::Result<App
 }
 
 async fn serve_file(mut settings: ServeSettings) -> anyhow::Result<ExitCode> {
-    let pulled = pull::pull(&settings.remote).await.context("cannot fetch the model")?;
+    // The first process of a container ends by no signal that it does not ask for. Where nothing is fetched none is asked for.
+    let pulled = tokio::select! {
+        biased;
+        pulled = pull::pull(&settings.remote) => pulled.context("cannot fetch the model")?,
+        signal = serve::told_to_end() => {
+            console::shown();
+            tracing::info!("ended while the model was fetched; what has come is kept, and the next start goes on from there");
+            return Ok(ExitCode::from(EXIT_SIGNAL_BASE.saturating_add(signal?)));
+        }
+    };
     settings.use_files(pulled.model, pulled.draft);
     // They stay in the cache for as long as a worker may read them again.
     let _files = pulled.files;

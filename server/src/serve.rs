@@ -111,6 +111,14 @@ impl Ended {
     }
 }
 
+/// Waits for a signal to end, before anything is served: gives its number.
+///
+/// # Errors
+/// Signals cannot be received.
+pub async fn told_to_end() -> io::Result<u8> {
+    Ok(Signals::new()?.next().await.number())
+}
+
 /// Serves until a signal or `stop`, then drains.
 ///
 /// # Errors

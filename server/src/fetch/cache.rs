@@ -238,7 +238,10 @@ impl Cache {
             let found = hash_file(&path)?;
             if found != digest {
                 tracing::warn!(%digest, %found, "a cached model has changed on disk and is removed");
-                remove_if_there(&path)?;
+                drop(file);
+                if !lock::remove_unused(&path)? {
+                    return Err(io::Error::other("a model in the cache has changed, and another process uses it"));
+                }
                 return Ok(None);
             }
             self.verified(digest);
@@ -296,9 +299,12 @@ impl Cache {
         files.retain(|file| file.digest != digest);
         files.sort_by_key(|file| (file.is_named, file.used));
         let state = self.lock();
-        let evictable = files.iter().filter(|file| !state.leases.contains_key(&file.digest));
-        let evictable = evictable.map(|file| file.bytes).sum();
+        let own: Vec<bool> = files.iter().map(|file| state.leases.contains_key(&file.digest)).collect();
         drop(state);
+        // Nor what another process uses; what cannot be looked at is not counted on.
+        let is_free = |path: &Path| !lock::is_in_use(path).unwrap_or(true);
+        let evictable = files.iter().zip(own).filter(|(file, own)| !own && is_free(&file.path));
+        let evictable = evictable.map(|(file, _)| file.bytes).sum();
         Ok((files, evictable))
     }
 

@@ -52,7 +52,8 @@ impl Download<'_> {
             offset,
             partial.validator(),
         );
-        let several = !self.one_connection.load(Ordering::Relaxed) && segments::is_worthwhile(&response, &answer);
+        let several =
+            !self.one_connection.load(Ordering::Relaxed) && segments::is_worthwhile(self.target, &response, &answer);
         match answer {
             Answer::Complete => (Some(partial), Ok(())),
             Answer::Refused(error) => (Some(partial), Err(error)),

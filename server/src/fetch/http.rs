@@ -115,13 +115,22 @@ pub(super) async fn send(
         request.send().await.map_err(|error| failure(target.asked.by, target.address, &error))
     };
     let response = asked(None).await?;
+    // Where a redirect has led to, nobody is told a registry's login.
+    let is_the_registry = is_same_origin(response.url(), target.url);
     if let Auth::Registry(login) = target.auth
         && response.status() == StatusCode::UNAUTHORIZED
+        && is_the_registry
         && let Some(authorization) = authorization(target, login, response.headers()).await?
     {
         return asked(Some(&authorization)).await;
     }
     Ok(response)
+}
+
+/// Whether two addresses are of one host, port and scheme.
+pub(super) fn is_same_origin(one: &Url, other: &Url) -> bool {
+    let origin = |url: &Url| (url.scheme().to_owned(), url.host_str().map(str::to_owned), url.port_or_known_default());
+    origin(one) == origin(other)
 }
 
 fn request(target: Target<'_>, range: Option<(u64, Option<u64>)>, validator: &Validator) -> RequestBuilder {

@@ -24,6 +24,8 @@ pub const OTHER_PROCESS_PERIOD: Duration = Duration::from_millis(500);
 pub const FETCH_CONNECTIONS: usize = 4;
 /// What each of them brings at a time; as many of these as there are connections are in memory.
 pub const FETCH_SEGMENT_BYTES: u64 = 4 << 20;
+/// What goes to the disk at a time of a segment.
+pub const FETCH_CHUNK_BYTES: usize = 64 << 10;
 /// With less than this to come, one connection brings all of it.
 pub const SEGMENTED_MIN_BYTES: u64 = 64 << 20;
 /// The wait before the first new try; it doubles with each one that brought no byte.

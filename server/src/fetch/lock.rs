@@ -39,13 +39,29 @@ pub(super) fn alone(path: &Path) -> io::Result<Option<File>> {
 
 /// Removes a file, unless a process uses it. Whether it is gone.
 pub(super) fn remove_unused(path: &Path) -> io::Result<bool> {
-    let Some(file) = if_there(File::open(path))? else { return Ok(true) };
+    let Some(file) = unless_in_use(path)? else { return Ok(!path.exists()) };
+    // Another process may have put another file there, and use that.
+    if !is_at(&file, path)? {
+        return Ok(false);
+    }
+    remove_if_there(path).map(|()| true)
+}
+
+/// Whether a process uses a file, or writes it.
+pub(super) fn is_in_use(path: &Path) -> io::Result<bool> {
+    Ok(path.exists() && unless_in_use(path)?.is_none())
+}
+
+/// A file which no process uses for as long as what is given lives. `None`: one does, or it is not there.
+fn unless_in_use(path: &Path) -> io::Result<Option<File>> {
+    // To write: a lock that keeps all others out takes that, where a network's file system has locks.
+    let Some(file) = if_there(OpenOptions::new().read(true).write(true).open(path))? else { return Ok(None) };
     match file.try_lock() {
-        Err(TryLockError::WouldBlock) => return Ok(false),
+        Err(TryLockError::WouldBlock) => return Ok(None),
         Err(TryLockError::Error(error)) => as_far_as_there_are_locks(Err(error))?,
         Ok(()) => {}
     }
-    remove_if_there(path).map(|()| true)
+    Ok(Some(file))
 }
 
 fn as_far_as_there_are_locks(locked: io::Result<()>) -> io::Result<()> {
@@ -88,8 +104,9 @@ mod tests {
         assert!(alone(&path).unwrap().is_none() && !remove_unused(&path).unwrap());
         drop(writes);
         let uses = [in_use(&path).unwrap().unwrap(), in_use(&path).unwrap().unwrap()];
-        assert!(!remove_unused(&path).unwrap() && path.exists());
+        assert!(!remove_unused(&path).unwrap() && path.exists() && is_in_use(&path).unwrap());
         drop(uses);
+        assert!(!is_in_use(&path).unwrap());
         assert!(remove_unused(&path).unwrap() && !path.exists());
     }
 

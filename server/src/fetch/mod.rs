@@ -489,6 +489,7 @@ impl Fetcher {
             // A lock of another process's can be waited for by a thread alone, which nothing would end.
             tokio::time::sleep(OTHER_PROCESS_PERIOD).await;
             if blocking(move || whole.exists()).await? {
+                progress.send_modify(|p| p.note = None);
                 return Ok(None);
             }
         }
@@ -507,8 +508,14 @@ impl Fetcher {
         let is_the_file = |tries: &mut Tries| partial.has_known_length() || tries.found.replace(found) == Some(found);
         if found == digest || (tries.any && is_the_file(tries)) {
             let path = self.cache.path(found);
-            blocking(move || partial.commit(&path)).await?.map_err(|error| FetchError::disk("rename", &error))?;
-            self.cache.verified(found);
+            // A file that is there under the name which this one turns out to have may be in use: it is looked at instead.
+            let commit = move || match found != digest && path.exists() {
+                true => partial.discard().map(|()| false),
+                false => partial.commit(&path).map(|()| true),
+            };
+            if blocking(commit).await?.map_err(|error| FetchError::disk("rename", &error))? {
+                self.cache.verified(found);
+            }
             return Ok(found);
         }
         let whole = partial.is_whole();

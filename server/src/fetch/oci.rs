@@ -86,7 +86,11 @@ impl RegistryFile {
         let rest = address.strip_prefix("oci://").ok_or_else(wrong)?;
         let (registry, repository) = rest.split_once('/').ok_or_else(wrong)?;
         let (repository, manifest) = match repository.split_once('@') {
-            Some((repository, digest)) => (repository, digest.strip_prefix("sha256:").and_then(|hex| hex.parse().ok())),
+            Some((repository, digest)) => {
+                // What is no digest must not be taken for none: that would be the newest.
+                let digest = digest.strip_prefix("sha256:").and_then(|hex| hex.parse().ok());
+                (repository, Some(digest.ok_or_else(wrong)?))
+            }
             None => (repository, None),
         };
         let (before, last) =
@@ -251,6 +255,13 @@ mod tests {
         let file = RegistryFile::parse("oci://r/m:v1", StoreSettings::default(), None).unwrap();
         assert!(file.pinned(b"<html>").unwrap_err().contains("no manifest"));
         assert!(file.pinned(br#"{"manifests": [{}]}"#).unwrap_err().contains("index of several"));
+        for wrong in ["sha256:abc".to_owned(), format!("sha512:{}", "ab".repeat(64)), String::new()] {
+            let address = format!("oci://r/m@{wrong}");
+            assert!(
+                RegistryFile::parse(&address, StoreSettings::default(), None).is_err(),
+                "{address} is no newest one"
+            );
+        }
         let another = format!("oci://r/m@sha256:{}", "ab".repeat(32));
         let file = RegistryFile::parse(&another, StoreSettings::default(), None).unwrap();
         assert!(file.pinned(br#"{"layers": []}"#).unwrap_err().contains("was asked for"));

@@ -4,7 +4,7 @@
 //! `refs/<digest of the address>.json`, written whole or not at all. No address is in it as it was given: its query may be a secret.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -71,13 +71,15 @@ impl Cache {
 
     /// Notes what an address means. Blocks.
     pub(super) fn note(&self, key: Digest, meant: &Ref) -> io::Result<()> {
-        let path = self.ref_path(key);
+        if self.known(key).as_ref() == Some(meant) {
+            return Ok(());
+        }
         let folder = self.refs();
         fs::create_dir_all(&folder)?;
         make_room(&folder)?;
-        let new = path.with_extension(format!("new-{}", std::process::id()));
-        fs::write(&new, serde_json::to_vec_pretty(meant).map_err(io::Error::other)?)?;
-        fs::rename(&new, &path)
+        let mut new = tempfile::NamedTempFile::new_in(&folder)?;
+        new.write_all(&serde_json::to_vec_pretty(meant).map_err(io::Error::other)?)?;
+        new.persist(self.ref_path(key)).map(drop).map_err(|error| error.error)
     }
 
     fn ref_path(&self, key: Digest) -> PathBuf {
@@ -90,7 +92,12 @@ fn make_room(folder: &Path) -> io::Result<()> {
     let mut noted: Vec<(SystemTime, PathBuf)> = Vec::new();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
-        noted.push((entry.metadata()?.modified()?, entry.path()));
+        match entry.metadata().and_then(|metadata| metadata.modified()) {
+            Ok(at) => noted.push((at, entry.path())),
+            // Another process has given it its name, or removed it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
     }
     noted.sort_unstable();
     let too_many = (noted.len() + 1).saturating_sub(MAX_KNOWN_ADDRESSES);

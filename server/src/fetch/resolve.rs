@@ -137,11 +137,14 @@ fn no_document(source: &Source, status: reqwest::StatusCode, headers: &HeaderMap
 fn parts_beside(source: &Source) -> Result<Named, FetchError> {
     let file = |source: Source| NamedFile { source, digest: None };
     let name = match &source.location {
-        Location::Http(url) => url.path_segments().and_then(|mut segments| segments.next_back()),
-        Location::S3(object) => Some(object.name()),
+        Location::Http(url) => {
+            let last = url.path_segments().and_then(|mut segments| segments.next_back());
+            last.map(|last| percent_encoding::percent_decode_str(last).decode_utf8_lossy())
+        }
+        Location::S3(object) => Some(object.name().into()),
         _ => None,
     };
-    let Some(names) = name.and_then(split::parts) else {
+    let Some(names) = name.and_then(|name| split::parts(&name)) else {
         return Ok(Named { files: vec![file(source.clone())], pinned: None });
     };
     let files = names.iter().map(|name| match &source.location {

@@ -19,7 +19,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::asked::Asked;
 use super::error::FetchError;
 use super::http::{self, Answer, Auth, Target};
-use super::limits::{FETCH_CONNECTIONS, FETCH_SEGMENT_BYTES, SEGMENTED_MIN_BYTES};
+use super::limits::{FETCH_CHUNK_BYTES, FETCH_CONNECTIONS, FETCH_SEGMENT_BYTES, SEGMENTED_MIN_BYTES};
 use super::partial::Validator;
 use super::source::Token;
 
@@ -58,6 +58,8 @@ pub(super) struct Body<'a> {
     /// The first answer, of which so many bytes are taken.
     first: Option<(Response, u64)>,
     segments: Option<Segments>,
+    /// What is left of the segment that came last.
+    segment: Bytes,
     target: Target<'a>,
     refused: &'a AtomicBool,
 }
@@ -65,7 +67,7 @@ pub(super) struct Body<'a> {
 impl<'a> Body<'a> {
     /// Over one connection.
     pub(super) fn of_one(target: Target<'a>, response: Response, refused: &'a AtomicBool) -> Self {
-        Self { first: Some((response, u64::MAX)), segments: None, target, refused }
+        Self { first: Some((response, u64::MAX)), segments: None, segment: Bytes::new(), target, refused }
     }
 
     /// Over several, the first of which has answered from `start` on. `refused` is set where the server is not good for them.
@@ -76,7 +78,8 @@ impl<'a> Body<'a> {
         refused: &'a AtomicBool,
     ) -> Self {
         let segments = Segments::of(target, &response, validator, start + FETCH_SEGMENT_BYTES, total);
-        Self { first: Some((response, FETCH_SEGMENT_BYTES)), segments: Some(segments), target, refused }
+        let first = Some((response, FETCH_SEGMENT_BYTES));
+        Self { first, segments: Some(segments), segment: Bytes::new(), target, refused }
     }
 
     /// The next bytes; `None` at the end.
@@ -92,19 +95,28 @@ impl<'a> Body<'a> {
             return Ok(Some(chunk));
         }
         let Some(segments) = &mut self.segments else { return Ok(None) };
-        match segments.coming.recv().await {
-            None => Ok(None),
-            Some(Ok(segment)) => Ok(Some(segment)),
-            Some(Err(Failed { error, refused })) => {
-                self.refused.fetch_or(refused, Ordering::Relaxed);
-                Err(error)
-            }
+        if self.segment.is_empty() {
+            self.segment = match segments.coming.recv().await {
+                None => return Ok(None),
+                Some(Ok(segment)) => segment,
+                Some(Err(Failed { error, refused })) => {
+                    self.refused.fetch_or(refused, Ordering::Relaxed);
+                    return Err(error);
+                }
+            };
         }
+        // As much at a time as one connection brings: so many wait to be written, however slow the disk is.
+        Ok(Some(self.segment.split_to(self.segment.len().min(FETCH_CHUNK_BYTES))))
     }
 }
 
 /// Whether the rest of a file is worth several connections, and its server is good for them.
-pub(super) fn is_worthwhile(response: &Response, answer: &Answer) -> bool {
+pub(super) fn is_worthwhile(target: Target<'_>, response: &Response, answer: &Answer) -> bool {
+    // What else the first request was let in by, a segment's does not have.
+    let has_other_credentials = matches!(target.auth, Auth::Registry(_)) || target.url.password().is_some();
+    if has_other_credentials && http::is_same_origin(response.url(), target.url) {
+        return false;
+    }
     let Answer::Body { start, total: Some(total), validator } = answer else { return false };
     let accepts = response.headers().get(reqwest::header::ACCEPT_RANGES).is_some_and(|accepts| accepts == "bytes");
     let serves_ranges = response.status() == StatusCode::PARTIAL_CONTENT || accepts;
@@ -115,10 +127,8 @@ impl Segments {
     /// Begins to fetch what is from `start` on.
     fn of(target: Target<'_>, response: &Response, validator: &Validator, start: u64, total: u64) -> Self {
         let url = response.url().clone();
-        let is_same_host = (url.host_str(), url.port_or_known_default(), url.scheme())
-            == (target.url.host_str(), target.url.port_or_known_default(), target.url.scheme());
         let token = match target.auth {
-            Auth::Bearer(token) if is_same_host => Some(token.clone()),
+            Auth::Bearer(token) if http::is_same_origin(&url, target.url) => Some(token.clone()),
             _ => None,
         };
         let origin = Arc::new(Origin {

@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 
 use crate::file_server::{Fault, FileServer};
 use crate::s3::s3;
-use crate::server::{PATIENCE, Server, await_condition, command, model, output};
+use crate::server::{PATIENCE, Server, await_condition, command, model, output, send_signal};
 use crate::split::split;
 
 const DEMO: &str = "demo-v2.q8_0.gguf";
@@ -340,6 +340,22 @@ async fn a_process_that_is_killed_leaves_what_the_next_one_goes_on_with() {
     assert_eq!(home.whole_files(), [digest]);
 }
 
+/// The first process of a container ends by no signal that it does not ask for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_a_fetch() {
+    let (home, server) = (Home::new(), FileServer::start(demo(DEMO)).await);
+    server.always(Some(Fault::Stall));
+    for (signal, number) in [("TERM", 15), ("INT", 2)] {
+        let mut serve = home.in_it(command(Path::new(&server.url())), &[]);
+        let mut fetching = serve.args(["--port", "0"]).stderr(Stdio::null()).spawn().unwrap();
+        let before = server.asked().len();
+        await_condition("it to ask", async || server.asked().len() > before).await;
+        send_signal(fetching.id(), signal);
+        let ended = tokio::task::spawn_blocking(move || fetching.wait()).await.unwrap().unwrap();
+        assert_eq!(ended.code(), Some(128 + number), "{ended}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn processes_that_share_a_cache_fetch_a_model_once() {
     let (home, hub) = (Arc::new(Home::new()), Hub::new(&[(DEMO, demo(DEMO))]));
@@ -465,13 +481,17 @@ async fn a_model_in_parts_is_fetched_whole_by_the_address_of_the_first() {
 
     // A store that does not know digests, and where the parts lie beside each other.
     let files = listen(Router::new().fallback_service(tower_http::services::ServeDir::new(folder.path()))).await;
+    let spaced = names.map(|name| format!("my {name}"));
+    for (name, spaced) in names.iter().zip(&spaced) {
+        std::fs::rename(folder.path().join(name), folder.path().join(spaced)).unwrap();
+    }
     let home = Home::new();
-    let server = home.serve(&format!("{files}/{}", names[0]), &[], &[]).await;
+    let server = home.serve(&format!("{files}/my%20{}", names[0]), &[], &[]).await;
     assert_eq!(server.ask(QUESTION).await, TWO);
     assert_eq!(home.whole_files(), digests);
     drop(server);
-    std::fs::remove_file(folder.path().join(names[1])).unwrap();
-    let missing = Home::new().refused(&format!("{files}/{}", names[0]), &[], &[]);
+    std::fs::remove_file(folder.path().join(&spaced[1])).unwrap();
+    let missing = Home::new().refused(&format!("{files}/my%20{}", names[0]), &[], &[]);
     assert!(missing.contains("demo-00002-of-00002.gguf answers 404"), "{missing}");
 }
 
