@@ -412,7 +412,10 @@ fn prepare(world: &World, mut state: RolloutState, mut rollout: RolloutStatus) -
             judged
         }
         // What changes faster than pods prepare would begin attempts for ever, and each change would be a write.
-        Some(Comparison::OtherObjects) if rollout.restarts >= JUDGED_RESTARTS_MAX => {
+        // And who is answered by the candidate already is not to be answered by the other one again.
+        Some(Comparison::OtherObjects)
+            if rollout.restarts >= JUDGED_RESTARTS_MAX || rollout.step == RolloutStep::Canary =>
+        {
             rollout.judged.clone().unwrap_or_default()
         }
         Some(Comparison::OtherObjects) => return start(world, state, spec, rollout.restarts + 1),

@@ -3,9 +3,9 @@
 //! Pods keep the image that they were made with, so that their agents may be of an earlier release than the spec. One that
 //! does not know a gate leaves it out and says that the version is prepared; what it says so is not taken for a verdict.
 
-use gantry_crds::status::{AgentStatus, GateName, RolloutStatus, StrategyName};
+use gantry_crds::status::{AgentStatus, GateName, RolloutStatus};
 
-use super::{CountedPod, World, is_prepared};
+use super::{CountedPod, World, canary, is_prepared};
 use crate::validate::{RESTART_ANNOTATION, ValidService};
 
 /// The gates that the spec asks for, those that it cannot do without included.
@@ -43,7 +43,7 @@ pub(super) fn lacks(world: &World, pod: &CountedPod, now: &RolloutStatus) -> Opt
         // It would not be watched by that.
         (None, true) => match signal() {
             Some(signal) => format!("signal {signal}"),
-            None if !spec.canary.is_empty() && !agent.canary && now.strategy() == StrategyName::InPlaceSwap => {
+            None if canary::comes(world, spec, now) && !agent.canary => {
                 "share of requests (spec.rollout.canary)".to_owned()
             }
             None => return None,

@@ -40,12 +40,17 @@ pub(super) fn planned(spec: &ValidService) -> String {
     }
 }
 
+/// Whether a share of the requests goes to the version before all do: where it replaces one beside which it is loaded, and nobody
+/// asks for all at once.
+pub(super) fn comes(world: &World, spec: &ValidService, now: &RolloutStatus) -> bool {
+    let replaces = world.state.active.is_some() && now.strategy() == StrategyName::InPlaceSwap;
+    !spec.canary.is_empty() && replaces && spec.promote.as_ref() != Some(&now.version)
+}
+
 /// Enough pods have prepared the candidate: the first share begins, or all requests go over.
 pub(super) fn begin(world: &World, state: RolloutState, now: RolloutStatus) -> Step {
     let Some(spec) = world.spec else { return switch(world, state, now) };
-    let replaces = state.active.is_some() && now.strategy() == StrategyName::InPlaceSwap;
-    let is_promoted = spec.promote.as_ref() == Some(&now.version);
-    match spec.canary.first().filter(|_| replaces && !is_promoted) {
+    match spec.canary.first().filter(|_| comes(world, spec, &now)) {
         Some(step) => enter(world, state, now, spec, step),
         None => switch(world, state, now),
     }

@@ -103,10 +103,38 @@ fn a_first_version_has_nobody_to_share_with() {
     let mut scene = Scene::new(2);
     scene.spec = Some(asks(2));
     scene.step();
-    scene.all(|report| {
-        (report.prepared, report.agent) = (Some(name(2)), Some(AgentStatus::of_this_release()));
-    });
+    // Nor need its agents know of shares.
+    let old = || AgentStatus { canary: false, ..AgentStatus::of_this_release() };
+    scene.all(|report| (report.prepared, report.agent) = (Some(name(2)), Some(old())));
     assert!(matches!(scene.step(), Some(Transition::Committed { .. })));
+}
+
+/// Who asks for all requests at once asks for no share.
+#[test]
+fn what_is_promoted_needs_no_agent_that_knows_of_shares() {
+    let mut scene = prepared_by(&["a"]);
+    let old = || AgentStatus { canary: false, ..AgentStatus::of_this_release() };
+    scene.all(|report| report.agent = Some(old()));
+    assert_eq!(scene.step(), None);
+    scene.spec = Some(with(2, &json!({})));
+    scene.spec.as_mut().unwrap().promote = Some(name(2));
+    assert!(matches!(scene.step(), Some(Transition::Committed { .. })));
+}
+
+/// Golden prompts that change, or a Secret that is renewed: a share that is in force does not fall.
+#[test]
+fn other_objects_to_be_judged_by_leave_a_share_as_it_is() {
+    let mut scene = sharing();
+    let judged = |state: u8| format!("hash+ConfigMap:golden={state}");
+    scene.state.rollout.as_mut().unwrap().judged = Some(judged(1));
+    let mut asked = asks(2);
+    asked.wanted.judged = judged(2);
+    scene.spec = Some(asked);
+    let attempt = scene.state.rollout.as_ref().unwrap().attempt;
+    scene.step();
+    let rollout = scene.state.rollout.as_ref().unwrap();
+    assert_eq!((rollout.step, rollout.attempt), (RolloutStep::Canary, attempt));
+    assert_eq!(rollout.judged, Some(judged(1)), "it is judged by what it began with");
 }
 
 #[test]

@@ -50,6 +50,9 @@ pub(crate) enum SampleError {
     /// The form allows nothing but tokens that the parameter of this name bans.
     #[error("{0}: leaves no token that the form of the answer allows next; ask for less there, or loosen the form")]
     Banned(&'static str),
+    /// The parameter of this name bans all tokens.
+    #[error("{0}: leaves no token that may come next; ban fewer")]
+    AllBanned(&'static str),
     /// No token of the vocabulary is of the form, which the parameter of this name asks for.
     #[error("{0}: no token of the model's vocabulary goes on with an answer of this form; loosen it")]
     DeadEnd(String),
@@ -63,7 +66,9 @@ impl SampleError {
     pub(crate) fn into_request_error(self) -> RequestError {
         match self {
             Self::NothingToChoose => RequestError::Internal(self.to_string()),
-            Self::Banned(param) => RequestError::invalid(param, "nothing_allowed", self.to_string()),
+            Self::Banned(param) | Self::AllBanned(param) => {
+                RequestError::invalid(param, "nothing_allowed", self.to_string())
+            }
             Self::DeadEnd(ref param) => RequestError::invalid(param, "nothing_allowed", self.to_string()),
             Self::Constraint(error) => error.into_request_error(),
         }
@@ -186,7 +191,7 @@ impl Sampler {
         let token = match self.binding.take() {
             None => {
                 let chosen = self.choose(logits, Draw::Token, Draw::Xtc);
-                chosen.ok_or_else(|| self.nothing_left(logits))?
+                chosen.ok_or_else(|| self.nothing_left(logits, SampleError::AllBanned))?
             }
             Some(mut binding) => {
                 let chosen = self.choose_bound(&mut binding, logits);
@@ -238,17 +243,17 @@ impl Sampler {
         // Where the text is complete and cannot go on, its end comes even if end tokens are banned.
         let end = || self.end_tokens.first().copied().filter(|_| binding.is_complete());
         chosen.or_else(end).ok_or_else(|| match is_banned {
-            true => self.nothing_left(logits),
+            true => self.nothing_left(logits, SampleError::Banned),
             false if has_finite(logits) => SampleError::DeadEnd(self.form_param.clone()),
             false => SampleError::NothingToChoose,
         })
     }
 
-    /// Why nothing is left of a row that has a token of the form, if there is one.
-    fn nothing_left(&self, logits: &[f32]) -> SampleError {
+    /// Why nothing is left of a row in which something could be chosen, where the model computed one.
+    fn nothing_left(&self, logits: &[f32], banned: fn(&'static str) -> SampleError) -> SampleError {
         match has_finite(logits) {
-            true if self.accepted < self.min_tokens => SampleError::Banned("min_tokens"),
-            true => SampleError::Banned("logit_bias"),
+            true if self.accepted < self.min_tokens => banned("min_tokens"),
+            true => banned("logit_bias"),
             false => SampleError::NothingToChoose,
         }
     }

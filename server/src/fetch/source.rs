@@ -407,7 +407,11 @@ mod tests {
             ("hf://o/r@0a1b/d/m Q4.gguf", None, "https://huggingface.co/o/r/resolve/0a1b/d/m%20Q4.gguf".to_owned()),
             ("hf://o/r/m.gguf", Some("https://mirror/hub/"), "https://mirror/hub/o/r/resolve/main/m.gguf".to_owned()),
             ("oci://ghcr.io/acme/models/chat:v3", None, format!("https://ghcr.io/v2/acme/models/chat/{blob}")),
-            ("oci://docker.io/ai/m@sha256:0a", None, format!("https://registry-1.docker.io/v2/ai/m/{blob}")),
+            (
+                &format!("oci://docker.io/ai/m@sha256:{digest}"),
+                None,
+                format!("https://registry-1.docker.io/v2/ai/m/{blob}"),
+            ),
             ("oci://localhost:5000/m", Some("http://r.ns.svc:5000"), format!("http://r.ns.svc:5000/v2/m/{blob}")),
         ] {
             let settings = StoreSettings { endpoint, region: None };

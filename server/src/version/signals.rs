@@ -150,7 +150,7 @@ impl SignalLimits {
         let slower = |what, value: Option<Duration>, of_before: fn(&Figures) -> Option<Duration>| {
             let (factor, of_before) = self.regression.filter(|_| whole_window).zip(before.and_then(of_before))?;
             let value = value.filter(|value| value.as_secs_f64() > of_before.as_secs_f64() * factor)?;
-            let limit = format!("{factor} times the {} of the version before", millis(of_before));
+            let limit = format!("{factor} times the {} of the version that it takes the place of", millis(of_before));
             Some(breach("regression", format!("{what} {}", millis(value)), limit))
         };
         share("errorRate", figures.error_rate, self.error_rate)

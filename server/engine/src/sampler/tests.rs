@@ -259,7 +259,7 @@ fn ties_go_to_the_lower_id_and_nan_is_never_chosen() {
     assert_eq!(token(&greedy, &[f32::NAN, f32::NEG_INFINITY]), Err(SampleError::NothingToChoose));
     assert_eq!(token(&GenerationParams { top_k: 1, ..seeded(1) }, &[3.0, f32::NAN, 3.0]), Ok(0));
     for params in [banning(&[0, 1]), GenerationParams { temperature: 1.0, ..banning(&[0, 1]) }] {
-        assert_eq!(token(&params, &[3.0, 2.0]), Err(SampleError::Banned("logit_bias")));
+        assert_eq!(token(&params, &[3.0, 2.0]), Err(SampleError::AllBanned("logit_bias")));
         assert_eq!(token(&params, &[]), Err(SampleError::NothingToChoose));
     }
 }
