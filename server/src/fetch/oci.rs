@@ -83,13 +83,14 @@ impl RegistryFile {
         layer: Option<Digest>,
     ) -> Result<Self, SourceError> {
         let wrong = || SourceError::wrong(address, "use one like oci://registry/repository:tag");
+        let no_digest = || SourceError::wrong(address, "what follows the @ is to be sha256: and 64 hexadecimal digits");
         let rest = address.strip_prefix("oci://").ok_or_else(wrong)?;
         let (registry, repository) = rest.split_once('/').ok_or_else(wrong)?;
         let (repository, manifest) = match repository.split_once('@') {
             Some((repository, digest)) => {
                 // What is no digest must not be taken for none: that would be the newest.
                 let digest = digest.strip_prefix("sha256:").and_then(|hex| hex.parse().ok());
-                (repository, Some(digest.ok_or_else(wrong)?))
+                (repository, Some(digest.ok_or_else(no_digest)?))
             }
             None => (repository, None),
         };

@@ -295,12 +295,16 @@ async fn the_blob_of_a_registry_is_fetched_with_the_token_that_it_has_handed_out
     let content = content();
     let challenge = r#"Bearer realm="TOKENS/token",service="here",scope="repository:org/m:pull""#;
     let endpoint = registry(&content, challenge, "Bearer for-a-moment").await;
-    for address in ["oci://registry/org/m:v1", "oci://registry:5000/org/m", "oci://r/org/m:v1@sha256:0a"] {
+    let by_manifest = format!("oci://r/org/m:v1@sha256:{}", "0a".repeat(32));
+    for address in ["oci://registry/org/m:v1", "oci://registry:5000/org/m", &by_manifest] {
         assert!(
             fetch(&at(address, &endpoint, digest(&content)), digest(&content)).await.unwrap() == content,
             "{address}"
         );
     }
+    let settings = StoreSettings { endpoint: Some(&endpoint), region: None };
+    let mistyped = Source::of_store("oci://r/org/m:v1@sha256:0a", settings, Some(digest(&content))).unwrap_err();
+    assert!(mistyped.to_string().contains("sha256: and 64 hexadecimal digits"), "{mistyped}");
     let other = digest(b"another");
     let told = fetch(&at("oci://registry/org/m:v1", &endpoint, other), other).await.unwrap_err().to_string();
     assert!(told.contains("the repository has no blob with this sha256"), "{told}");
