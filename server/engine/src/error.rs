@@ -89,15 +89,15 @@ pub enum LoadError {
 
 /// What a chat that was not rendered is told.
 pub(crate) fn of_chat(error: &ChatError) -> RequestError {
-    let code = match error {
-        ChatError::Messages(_) => "invalid_messages",
-        ChatError::Forged { .. } => "special_token_in_text",
-        ChatError::TemplateProcess(_) => return RequestError::Internal(error.to_string()),
+    let told = error.to_string();
+    match error {
+        ChatError::Messages(_) => RequestError::invalid("messages", "invalid_messages", told),
+        ChatError::Forged { .. } => RequestError::invalid("messages", "special_token_in_text", told),
+        ChatError::TemplateProcess(_) => RequestError::Internal(told),
         ChatError::Template(_) | ChatError::TemplateRefused(_) | ChatError::TemplateLimit { .. } => {
-            "chat_template_failed"
+            RequestError::invalid("messages", "chat_template_failed", told)
         }
-    };
-    RequestError::invalid("messages", code, error.to_string())
+    }
 }
 
 /// No token could be decoded.

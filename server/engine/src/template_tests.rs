@@ -24,6 +24,7 @@ fn a_template_that_does_not_parse_is_told_with_its_line() {
     for (template, line) in [
         ("{% for m in messages %}\n{{ m.content }}\n{% endfo %}", "line 3, `{% endfo %}`: Unknown statement: endfo"),
         ("one\n{{ messages[0].content / }}", "line 2, `{{ messages[0].content / }}`: Unexpected token"),
+        ("one\n{{ 99999999999999999999 }}", "line 2, `{{ 99999999999999999999 }}`: the number is too large"),
     ] {
         let error = try_out(template).unwrap_err().to_string();
         assert!(error.contains(line), "{error}");

@@ -115,8 +115,9 @@ impl Scan {
                 return malformed(at, Defect::StringTooLong { key: TOKENS_KEY.into(), length, limit: MAX_TOKEN_BYTES });
             }
             source.read_to(&mut token, length, "the vocabulary")?;
-            // llama.cpp gives an empty token this text.
-            let hash = if token.is_empty() { hash_of(format!("[EMPTY_{index}]").as_bytes()) } else { hash_of(&token) };
+            // llama.cpp reads it up to a NUL, and gives an empty token this text.
+            let text = token.split(|&byte| byte == 0).next().unwrap_or_default();
+            let hash = if text.is_empty() { hash_of(format!("[EMPTY_{index}]").as_bytes()) } else { hash_of(text) };
             hashes.push((hash, index));
             self.tokens.push(hash);
             self.token_bytes.push(token.len().try_into().unwrap_or(u32::MAX));

@@ -3,7 +3,8 @@
 //! Weights that are shifted by some bytes show as scales that are not finite: other bytes stand where those should.
 //!
 //! Unless all is asked for, what is read of each tensor is bounded, and so is the time for all of them: the start, the end and places between of a
-//! large tensor, the whole of a small one. A block of a quantised type has a scale or two, which everything in it is
+//! large tensor, the whole of a small one; and all of the tables in which rows are looked up, since the model's first answer
+//! shows nothing of a row whose token it does not meet. A block of a quantised type has a scale or two, which everything in it is
 //! multiplied with; the table follows ggml's `ggml_validate_row_data`. Norms and biases are small, so that they are read
 //! whole. Absent: whether the numbers are good ones.
 
@@ -108,11 +109,18 @@ impl WeightsReport {
 enum Extent {
     /// Pieces of each tensor, and nothing more after so long.
     Sample(Duration),
+    /// All of them, up to a moment.
+    Until(Instant),
     /// All of them.
     All,
 }
 
-/// Reads samples of the tensors of the model at `path`, whose header this is, for at most `limit`. The first defect ends it.
+/// Tables of which a token, its place or its kind takes one row.
+const LOOKED_UP: [&str; 4] =
+    ["token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight", "token_types.weight"];
+
+/// Reads samples of the tensors of the model at `path`, whose header this is, for at most `limit`: pieces of each, then as much
+/// as there is time for of the tables in which rows are looked up. The first defect ends it.
 ///
 /// # Errors
 /// A file cannot be read.
@@ -139,22 +147,27 @@ fn walk(path: &Path, header: &Header, extent: Extent, progress: &mut dyn FnMut(u
     let files = paths.iter().map(|path| Ok(crate::file::open(path)?.0)).collect::<io::Result<Vec<File>>>()?;
     let mut report = WeightsReport { all: extent == Extent::All, ..WeightsReport::default() };
     report.sample.of = header.tensors().list().len() as u64;
-    let (mut zero, mut matrices) = (Vec::new(), 0);
+    let (mut zero, mut matrices, mut tables) = (Vec::new(), 0, Vec::new());
     let mut repeats = Repeats::default();
-    for (number, tensor) in header.tensors().list().iter().enumerate() {
-        if matches!(extent, Extent::Sample(limit) if started.elapsed() > limit) {
-            break;
-        }
+    let mut look = |number, tensor: &Tensor, extent, before| {
         let (Some(file), Some(part)) = (files.get(tensor.part), header.parts().get(tensor.part)) else {
             return Err(io::Error::new(io::ErrorKind::NotFound, "a part of the model is gone"));
         };
         // Both were checked against the file's length.
         let start = part.data_offset + tensor.offset;
         repeats.begin(number, tensor);
-        let before = report.sample.bytes;
-        let look = look_at(file, start, tensor, extent, &mut repeats, &mut |bytes| progress(before + bytes))?;
+        look_at(file, start, tensor, extent, &mut repeats, &mut |bytes| progress(before + bytes))
+    };
+    for (number, tensor) in header.tensors().list().iter().enumerate() {
+        if matches!(extent, Extent::Sample(limit) if started.elapsed() > limit) {
+            break;
+        }
+        let look = look(number, tensor, extent, report.sample.bytes)?;
         report.sample.tensors += 1;
         report.sample.bytes += look.bytes;
+        if extent != Extent::All && LOOKED_UP.contains(&&*tensor.name) {
+            tables.push((number, tensor, look.bytes));
+        }
         if let Some(found) = look.not_finite {
             report.refuse(found);
             if extent != Extent::All {
@@ -169,6 +182,13 @@ fn walk(path: &Path, header: &Header, extent: Extent, progress: &mut dyn FnMut(u
         }
     }
     judge_zeros(&zero, matrices, &mut report);
+    if let Extent::Sample(limit) = extent {
+        for (number, tensor, sampled) in tables {
+            let look = look(number, tensor, Extent::Until(started + limit), report.sample.bytes)?;
+            report.sample.bytes += look.bytes.saturating_sub(sampled);
+            look.not_finite.into_iter().for_each(|found| report.refuse(found));
+        }
+    }
     repeats.judge(header.tensors().list(), &mut report);
     Ok(report)
 }
@@ -208,7 +228,7 @@ fn look_at(
     let block = tensor.kind.block_bytes();
     let (piece, most) = match extent {
         Extent::Sample(_) => (SAMPLE_PIECE_BYTES, SAMPLE_PIECES),
-        Extent::All => (WEIGHTS_PIECE_BYTES, u64::MAX),
+        Extent::All | Extent::Until(_) => (WEIGHTS_PIECE_BYTES, u64::MAX),
     };
     // Whole blocks, and at least one.
     let piece = (piece / block).max(1) * block;
@@ -217,7 +237,8 @@ fn look_at(
     let mut data = Vec::new();
     for number in 0..pieces {
         let at = match extent {
-            Extent::All => number * piece,
+            Extent::Until(end) if Instant::now() > end => break,
+            Extent::All | Extent::Until(_) => number * piece,
             // The first and the last included.
             Extent::Sample(_) if pieces > 1 => {
                 tensor.bytes.saturating_sub(piece) / block * number / (pieces - 1) * block
@@ -245,6 +266,8 @@ fn look_at(
             }
         }
     }
+    // Pieces of a small tensor overlap.
+    look.bytes = look.bytes.min(tensor.bytes);
     Ok(look)
 }
 

@@ -103,6 +103,32 @@ fn a_scale_or_number_that_is_not_finite_is_found_in_every_type() {
     );
 }
 
+/// A token that nobody has written yet is met by the first request that writes it, so every row counts.
+#[test]
+fn each_row_of_the_table_of_tokens_is_looked_at() {
+    let shape = Shape {
+        heads: 1,
+        kv_heads: 1,
+        head: 256,
+        hidden: 256,
+        vocabulary: 9_999,
+        kind: (8, 32, 34),
+        ..Shape::default()
+    };
+    let file = Gguf::model(&shape);
+    let good = file.filled(0x21);
+    assert_eq!(sample(&good, PATIENCE).defect, None);
+    let table = file.data_of("token_embd.weight");
+    for row in [1, 77, 4_321, 9_998] {
+        let (mut bytes, at) = (good.clone(), table.start + row * 8 * 34);
+        bytes[at..at + 2].copy_from_slice(&NAN.to_le_bytes());
+        let defect = sample(&bytes, PATIENCE).defect;
+        let is_it = matches!(&defect, Some(WeightsDefect::NotFinite { tensor, offset, .. })
+            if tensor == "token_embd.weight" && *offset == at as u64);
+        assert!(is_it, "row {row}: {defect:?}");
+    }
+}
+
 #[test]
 fn scales_of_other_forms_are_looked_at_too() {
     for (name, kind, at, bytes) in [
@@ -154,8 +180,11 @@ fn what_is_read_is_bounded_in_bytes_and_time() {
     });
     let bytes = file.filled(0x21);
     let report = sample(&bytes, PATIENCE);
-    // 16 pieces of at most 8 KiB of each.
-    assert!(report.sample.bytes <= report.sample.of * 16 * 8192 && report.sample.bytes * 10 < bytes.len() as u64);
+    // 16 pieces of at most 8 KiB of each, and all of the table of tokens.
+    let table = file.data_of("token_embd.weight").len() as u64;
+    assert!(
+        report.sample.bytes <= report.sample.of * 16 * 8192 + table && report.sample.bytes * 10 < bytes.len() as u64
+    );
     assert_eq!(report.sample.tensors, report.sample.of);
     let none = sample(&bytes, Duration::ZERO);
     assert_eq!((none.sample.tensors, none.defect), (0, None));

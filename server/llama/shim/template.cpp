@@ -101,7 +101,7 @@ jinja::program parse(const jinja::lexer_result & lexed) {
         return jinja::parse_from_tokens(lexed);
     } catch (const jinja::parser_exception &) {
         throw; // says its place
-    } catch (const std::runtime_error & e) {
+    } catch (const std::exception & e) {
         const std::string what = e.what();
         size_t fine = 0, refused = lexed.tokens.size();
         while (refused - fine > 1) {
@@ -114,8 +114,11 @@ jinja::program parse(const jinja::lexer_result & lexed) {
         const size_t pos   = std::min(lexed.tokens[refused - 1].pos, lexed.source.size());
         const size_t start = pos == 0 ? std::string::npos : lexed.source.rfind('\n', pos - 1);
         const size_t column = pos - (start == std::string::npos ? 0 : start + 1) + 1;
+        // All that the standard library says of a number that is too large is the name of its function.
+        const bool number = dynamic_cast<const std::out_of_range *>(&e) && what.rfind("sto", 0) == 0;
         throw std::runtime_error("While executing a template at line " + std::to_string(line_of(lexed.source, pos)) +
-                                 ", column " + std::to_string(column) + " \nError: " + what);
+                                 ", column " + std::to_string(column) +
+                                 " \nError: " + (number ? "the number is too large" : what));
     }
 }
 

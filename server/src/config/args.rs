@@ -318,7 +318,7 @@ pub struct HttpArgs {
     #[arg(long, env = "GANTRY_CORS_ORIGINS", value_name = "LIST", value_delimiter = ',')]
     pub cors_origins: Vec<String>,
     /// Answer requests for whichever model they name
-    #[arg(long, env = "GANTRY_ANY_MODEL")]
+    #[arg(long, env = "GANTRY_ANY_MODEL", action = ArgAction::SetTrue, value_parser = BoolishValueParser::new())]
     pub any_model: bool,
     /// Where to keep responses of the Responses API, so that requests may refer to them: file:///DIRECTORY, which servers may
     /// share, or s3://BUCKET/PREFIX [default: none are kept]

@@ -4,6 +4,7 @@
 //! Words are changed before the parser sees them, so that the reference and `--help` name each flag once. Absent: values
 //! of flags that are here; those are the parser's.
 
+mod environment;
 mod table;
 
 use std::ffi::{OsStr, OsString};
@@ -12,6 +13,7 @@ use std::path::Path;
 
 use clap::CommandFactory;
 
+pub(super) use self::environment::{Variables, look};
 use self::table::FLAGS;
 pub(super) use self::table::instead_of;
 use super::Cli;
@@ -144,6 +146,17 @@ pub(super) fn short_forms(flag: &str) -> Vec<&'static str> {
     let is_it = |known: &&Flag| matches!(known.habit, Is([long]) if long.strip_prefix("--") == Some(flag));
     let names = FLAGS.iter().filter(is_it).flat_map(|known| known.names);
     names.copied().filter(|name| !name.starts_with("--")).collect()
+}
+
+/// llama-server's flags by their long names, each with what to do instead where it is not here.
+pub(super) fn long_names() -> impl Iterator<Item = (&'static str, Option<&'static str>)> {
+    FLAGS.iter().flat_map(|flag| {
+        let instead = match flag.habit {
+            Refused(_, what) => Some(what),
+            Is(_) | Done | Moot(_) => None,
+        };
+        flag.names.iter().filter(|name| name.starts_with("--")).map(move |name| (*name, instead))
+    })
 }
 
 fn find(name: &str) -> Option<&'static Flag> {

@@ -4,6 +4,7 @@
 //! parser's. It ends at the first word that it does not know, so it is asked again without that word until it knows all that
 //! are left. Absent: values, which [`super::check`] looks at.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -11,13 +12,17 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches};
 
 use super::args::MOST_USED;
-use super::habits::{self, Translated};
+use super::habits::{self, Translated, Variables};
 use super::{Cli, Command};
 
-/// The variable that names the model of `serve`.
-const MODEL_VARIABLE: &str = "GANTRY_MODEL";
+const SERVE: &str = "serve";
+/// The flag that names the model of `serve`.
+const MODEL: &str = "model";
 /// The most words of a command line that are looked at for what is wrong with them.
 const MAX_WRONG_WORDS: usize = 64;
+
+/// How like a flag a name must be for the flag to be meant, from 0 to 1, by Jaro's measure.
+const MIN_LIKENESS: f64 = 0.8;
 
 /// A command line that is understood.
 #[derive(Debug)]
@@ -35,15 +40,26 @@ pub struct Line {
 /// # Errors
 /// It asks for help, or for what this server does not have; the error says all of it, and what to do instead.
 pub fn read() -> Result<Line, clap::Error> {
-    let names_model = std::env::var_os(MODEL_VARIABLE).is_some_and(|value| !value.is_empty());
-    read_words(std::env::args_os(), names_model)
+    let text =
+        |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned()));
+    read_words(std::env::args_os(), std::env::vars_os().filter_map(text).collect())
 }
 
-/// As [`read`], of these words. `names_model`: whether the environment names a model.
-pub(super) fn read_words(words: impl IntoIterator<Item = OsString>, names_model: bool) -> Result<Line, clap::Error> {
-    let Translated { words, moot, wrong } = habits::translate(words, names_model);
+/// As [`read`], of these words. `environment`: what it sets, of which the parser reads the values itself.
+pub(super) fn read_words(
+    words: impl IntoIterator<Item = OsString>,
+    environment: Vec<(String, String)>,
+) -> Result<Line, clap::Error> {
+    let (variables, mut read) = variables(environment);
+    let Translated { words, mut moot, mut wrong } = habits::translate(words, read.model_is_set);
     let asked = words.get(1).and_then(|word| word.to_str()).unwrap_or_default().to_owned();
-    let matches = parse(words, wrong).map_err(|error| with_way_to_help(error, &asked))?;
+    if asked == SERVE {
+        moot.extend(variables.moot);
+        wrong.extend(variables.wrong);
+    } else {
+        read.instead.clear();
+    }
+    let matches = parse(words, wrong, &read).map_err(|error| with_way_to_help(error, &asked))?;
     let mut command = Cli::from_arg_matches(&matches)?.command;
     let Some((name, given)) = matches.subcommand() else {
         return Ok(Line { command, from_environment: Vec::new(), moot });
@@ -51,17 +67,51 @@ pub(super) fn read_words(words: impl IntoIterator<Item = OsString>, names_model:
     // A file on the command line goes before one in the environment, by whichever of the two names.
     if let Command::Serve(args) = &mut command
         && args.file.is_some()
-        && is_from_environment(given, "model")
+        && is_from_environment(given, MODEL)
     {
         args.model = None;
     }
     let flag = |argument: Arg| {
         let (id, flag) = (argument.get_id().as_str(), argument.get_long()?);
-        let variable = argument.get_env().filter(|_| is_from_environment(given, id))?;
-        Some((flag.to_owned(), variable.to_string_lossy().into_owned()))
+        let variable = read.of(&argument).filter(|_| is_from_environment(given, id))?;
+        Some((flag.to_owned(), variable))
     };
     let from_environment = arguments(name).into_iter().filter_map(flag).collect();
     Ok(Line { command, from_environment, moot })
+}
+
+/// From which variables flags are read.
+#[derive(Debug, Default)]
+struct Read {
+    /// Those of llama-server's that are read instead of this server's own, by flag.
+    instead: HashMap<String, &'static str>,
+    /// Whether one of them names a model.
+    model_is_set: bool,
+}
+
+impl Read {
+    /// The variable from which a flag is read.
+    fn of(&self, argument: &Arg) -> Option<String> {
+        let instead = argument.get_long().and_then(|flag| self.instead.get(flag));
+        let own = || argument.get_env().map(|own| own.to_string_lossy().into_owned());
+        instead.map(|&instead| instead.to_owned()).or_else(own)
+    }
+}
+
+/// What is set of llama-server's variables, and which of them are read: this server's own go before.
+fn variables(environment: Vec<(String, String)>) -> (Variables, Read) {
+    let mut own = Vec::new();
+    for argument in arguments(SERVE) {
+        let Some((variable, flag)) = argument.get_env().zip(argument.get_long()) else { continue };
+        if environment.iter().any(|(name, value)| variable == name.as_str() && !value.is_empty()) {
+            own.push(flag.to_owned());
+        }
+    }
+    let mut variables = habits::look(environment);
+    let mut instead = std::mem::take(&mut variables.read);
+    instead.retain(|flag, _| !own.contains(flag));
+    let model_is_set = own.iter().any(|flag| flag == MODEL) || instead.contains_key(MODEL);
+    (variables, Read { instead, model_is_set })
 }
 
 fn is_from_environment(given: &ArgMatches, id: &str) -> bool {
@@ -69,14 +119,14 @@ fn is_from_environment(given: &ArgMatches, id: &str) -> bool {
 }
 
 /// The arguments of a command.
-fn arguments(command: &str) -> Vec<Arg> {
+pub(super) fn arguments(command: &str) -> Vec<Arg> {
     let all = Cli::command();
     all.find_subcommand(command).map(|command| command.get_arguments().cloned().collect()).unwrap_or_default()
 }
 
 /// The flags that most people look for, with what they are when they are left out.
 fn most_used() -> String {
-    let all = arguments("serve");
+    let all = arguments(SERVE);
     let mut text = String::from(
         "`gantry-server FILE` is short for `gantry-server serve FILE`, which takes llama-server's flags. The most used of them:\n",
     );
@@ -96,9 +146,14 @@ fn most_used() -> String {
 }
 
 /// The parser, whose help names the flags that are used most, and that of `serve` llama-server's short forms, too.
-fn command() -> clap::Command {
-    Cli::command().after_help(most_used()).mut_subcommand("serve", |serve| {
+fn command(read: &Read) -> clap::Command {
+    Cli::command().after_help(most_used()).mut_subcommand(SERVE, |serve| {
         serve.mut_args(|argument| {
+            let instead = argument.get_long().and_then(|flag| read.instead.get(flag).copied());
+            let argument = match instead {
+                Some(variable) => argument.env(variable),
+                None => argument,
+            };
             let forms = argument.get_long().map(habits::short_forms).unwrap_or_default();
             if forms.is_empty() {
                 return argument;
@@ -125,8 +180,8 @@ fn with_way_to_help(error: clap::Error, asked: &str) -> clap::Error {
     clap::Error::raw(error.kind(), format!("{text}\n\n{help}\n"))
 }
 
-fn parse(mut words: Vec<OsString>, mut wrong: Vec<String>) -> Result<ArgMatches, clap::Error> {
-    let parser = command();
+fn parse(mut words: Vec<OsString>, mut wrong: Vec<String>, read: &Read) -> Result<ArgMatches, clap::Error> {
+    let parser = command(read);
     for _ in 0..MAX_WRONG_WORDS {
         match parser.clone().try_get_matches_from(&words) {
             Ok(matches) if wrong.is_empty() => return Ok(matches),
@@ -140,7 +195,7 @@ fn parse(mut words: Vec<OsString>, mut wrong: Vec<String>) -> Result<ArgMatches,
                 None => break,
             },
             Err(error) if wrong.is_empty() || error.kind() == ErrorKind::DisplayHelp => {
-                return Err(in_words(error, &words));
+                return Err(in_words(error, &words, read));
             }
             Err(_) => break,
         }
@@ -148,10 +203,10 @@ fn parse(mut words: Vec<OsString>, mut wrong: Vec<String>) -> Result<ArgMatches,
     let message = match &wrong[..] {
         [one] => one.clone(),
         several => {
-            format!("{} words of the command line are not understood:\n  {}", several.len(), several.join("\n  "))
+            format!("{} settings are not understood:\n  {}", several.len(), several.join("\n  "))
         }
     };
-    Err(command().error(ErrorKind::UnknownArgument, message))
+    Err(parser.clone().error(ErrorKind::UnknownArgument, message))
 }
 
 /// Where the word stands that the parser does not know, how many words go with it, and what to do instead.
@@ -171,17 +226,30 @@ fn not_known(error: &clap::Error, words: &[OsString]) -> Option<(usize, usize, S
     let has_value = |argument: &Arg| argument.get_action().takes_values();
     let next_is_value = word == name && words.get(at + 1).is_some_and(|next| habits::can_only_be_a_value(next));
     let command = words.get(1)?.to_str()?;
-    if let Some(argument) = arguments("serve").into_iter().find(|argument| is_named(argument, name)) {
+    if let Some(argument) = arguments(SERVE).into_iter().find(|argument| is_named(argument, name)) {
         let count = if has_value(&argument) && word == name { 2 } else { 1 };
         let what = format!("'{name}' is for `serve`; leave it out for `{command}`");
         return Some((at, count.min(words.len() - at), what));
     }
     let count = if next_is_value { 2 } else { 1 };
-    let what = match text(ContextKind::SuggestedArg) {
-        Some(similar) => format!("'{name}' is not a flag of this server: did you mean '{similar}'?"),
-        None => format!("'{name}' is not a flag of this server"),
-    };
+    let mut what = format!("'{name}' is not a flag of this server");
+    if let Some((similar, instead)) = most_like(name) {
+        what.push_str(&format!(": did you mean '{similar}'?"));
+        what.push_str(&instead.map(|instead| format!(" Instead: {instead}.")).unwrap_or_default());
+    }
     Some((at, count, what))
+}
+
+/// The flag of `serve` that a name is most like, be it this server's or llama-server's, with what to do instead of the latter.
+fn most_like(name: &str) -> Option<(String, Option<&'static str>)> {
+    let own = arguments(SERVE).into_iter().flat_map(|argument| {
+        let others = argument.get_visible_aliases().unwrap_or_default();
+        argument.get_long().into_iter().chain(others).map(|long| (format!("--{long}"), None)).collect::<Vec<_>>()
+    });
+    let others = habits::long_names().map(|(name, instead)| (name.to_owned(), instead));
+    let likeness = |known: &str| strsim::jaro(name, known);
+    let likely = own.chain(others).filter(|(known, _)| likeness(known) >= MIN_LIKENESS);
+    likely.max_by(|(one, _), (other, _)| likeness(one).total_cmp(&likeness(other)))
 }
 
 /// Whether the parser means this word by a name, which is a flag without its value, or the first letter of several.
@@ -192,7 +260,7 @@ fn is_word_of(word: &str, name: &str) -> bool {
         || (short && !word.starts_with("--") && word.starts_with(name))
 }
 
-fn is_named(argument: &Arg, name: &str) -> bool {
+pub(super) fn is_named(argument: &Arg, name: &str) -> bool {
     let long = name.strip_prefix("--");
     let short =
         name.strip_prefix('-').filter(|short| short.chars().count() == 1).and_then(|short| short.chars().next());
@@ -202,7 +270,7 @@ fn is_named(argument: &Arg, name: &str) -> bool {
 }
 
 /// What the parser says where it does not know the environment, or files without a flag.
-fn in_words(error: clap::Error, words: &[OsString]) -> clap::Error {
+fn in_words(error: clap::Error, words: &[OsString], read: &Read) -> clap::Error {
     let Some(ContextValue::String(wrong)) = error.get(match error.kind() {
         ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
         _ => ContextKind::InvalidArg,
@@ -220,7 +288,7 @@ fn in_words(error: clap::Error, words: &[OsString]) -> clap::Error {
             "'{wrong}' is no command, and there is no such file to serve; the commands are {names}.{}",
             meant.unwrap_or_default()
         );
-        return command().error(ErrorKind::InvalidSubcommand, message);
+        return command(read).error(ErrorKind::InvalidSubcommand, message);
     }
     // Of a flag that is not on the command line the value came from the environment.
     let name = wrong.split_whitespace().next().unwrap_or_default();
@@ -229,15 +297,14 @@ fn in_words(error: clap::Error, words: &[OsString]) -> clap::Error {
         return error;
     };
     let on_the_line = words.iter().skip(2).filter_map(|word| word.to_str()).any(|word| names(&argument, word));
-    match (argument.get_env(), error.get(ContextKind::InvalidValue)) {
+    match (read.of(&argument), error.get(ContextKind::InvalidValue)) {
         (Some(variable), Some(ContextValue::String(value))) if !on_the_line => {
-            let variable = variable.to_string_lossy();
             let message =
                 format!("{variable}, which stands for {name}, may not be {value:?}: true or false is expected");
-            command().error(error.kind(), message)
+            command(read).error(error.kind(), message)
         }
         // The parser says which value is wrong, and of an empty one nothing more.
-        (_, Some(ContextValue::String(value))) if value.is_empty() => command()
+        (_, Some(ContextValue::String(value))) if value.is_empty() => command(read)
             .error(error.kind(), format!("{name} has no value: it stands there without one, or with an empty one")),
         _ => error,
     }

@@ -428,7 +428,7 @@ fn keys_and_values_of_the_cache_have_one_type() {
 /// What a whole command line asks for, or what is said of it.
 fn read(line: &[&str]) -> Result<Command, String> {
     let words = ["gantry-server"].iter().chain(line).map(std::ffi::OsString::from);
-    line::read_words(words, false).map(|line| line.command).map_err(|error| error.to_string())
+    line::read_words(words, Vec::new()).map(|line| line.command).map_err(|error| error.to_string())
 }
 
 #[test]

@@ -31,8 +31,11 @@ use crate::processors::Processors;
 use crate::telemetry;
 
 /// Variables that what reads files and templates of others does not need.
-const SECRETS_OF_THE_FRONT: [&str; 5] = [
+const SECRETS_OF_THE_FRONT: [&str; 8] = [
     "GANTRY_API_KEY",
+    "LLAMA_API_KEY",
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",

@@ -110,11 +110,30 @@ async fn a_mounted_secret_whose_keys_change_is_read_again_without_a_restart() {
     assert!(!server.log().contains("secret-of"), "{}", server.log());
 }
 
+#[tokio::test]
+async fn the_key_of_llama_servers_variable_guards_where_there_is_no_other() {
+    let server = Server::start_in(&[("LLAMA_API_KEY", "sesame"), ("LLAMA_ARG_N_PARALLEL", "2")], &[]).await;
+    let ask = |key: &'static str| server.client.get(server.url("/v1/models")).bearer_auth(key).send();
+    assert_eq!(server.get("/v1/models").await.status(), 401);
+    assert_eq!(ask("sesame").await.unwrap().status(), 200);
+    let props: Value =
+        server.client.get(server.url("/props")).bearer_auth("sesame").send().await.unwrap().json().await.unwrap();
+    assert_eq!(props["total_slots"], 2, "{props}");
+
+    let server = Server::start_in(&[("LLAMA_API_KEY", "sesame"), ("GANTRY_API_KEY", "open")], &[]).await;
+    let ask = |key: &'static str| server.client.get(server.url("/v1/models")).bearer_auth(key).send();
+    assert_eq!(ask("sesame").await.unwrap().status(), 401, "this server's own variable goes before");
+    assert_eq!(ask("open").await.unwrap().status(), 200);
+}
+
 /// What loads a model and what renders its template are not told what the front keeps to itself.
 #[tokio::test]
 async fn secrets_of_the_front_are_in_no_other_process() {
     let secrets = [
         "GANTRY_API_KEY",
+        "LLAMA_API_KEY",
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
         "AWS_ACCESS_KEY_ID",
         "AWS_SECRET_ACCESS_KEY",
         "AWS_SESSION_TOKEN",

@@ -172,8 +172,9 @@ async fn more_context_than_requests_can_use_is_told() {
 /// What the program says of a command line, and how it ends.
 fn told(line: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gantry-server"));
+    let is_setting = |name: &str| name.starts_with("GANTRY_") || name.starts_with("LLAMA_");
     // What this test runs under is nothing that the program was told.
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GANTRY_")) {
+    for (name, _) in std::env::vars_os().filter(|(name, _)| is_setting(&name.to_string_lossy())) {
         command.env_remove(name);
     }
     command.args(line).envs(variables.iter().copied()).env_remove("RUST_LOG").stdin(Stdio::null());
@@ -202,9 +203,13 @@ fn mistakes_are_told_where_they_were_made() {
         (&["validate", "./missing.gguf"], &[], 2, "\"./missing.gguf\" is not there: no such file"),
         (&["validate", "/dev/null"], &[], 2, "\"/dev/null\" is a pipe, a device or a socket"),
         (&[], &missing, 2, "GANTRY_MODEL, which stands for --model, must be a readable file"),
+        (&[], &[("LLAMA_ARG_MODEL", "./gone.gguf")], 2, "LLAMA_ARG_MODEL, which stands for --model, must be"),
+        (&[file], &[("LLAMA_ARG_SSL_KEY_FILE", "/key")], 2, "LLAMA_ARG_SSL_KEY_FILE is no variable of this server"),
+        (&[file, "--temprature", "1"], &[], 2, "did you mean '--temperature'? Instead: requests say"),
         (&[], &[], 2, "Usage: gantry-server"),
         (&[file, "--port", "x"], &missing, 2, "--port must be"),
         (&[file], &[("GANTRY_PARALLEL", "x")], 2, "GANTRY_PARALLEL, which stands for --parallel, must be"),
+        (&[file], &[("GANTRY_ANY_MODEL", "x")], 2, "GANTRY_ANY_MODEL, which stands for --any-model, may not be"),
         (&[file], &[("GANTRY_EMBEDDINGS", "x")], 2, "GANTRY_EMBEDDINGS, which stands for --embeddings, may not be"),
         (&[file, "--memory-limit", "10"], &[], 2, "from 64 to 16777216 MiB, not \"10\""),
         (&[file, "--memory-limit", "64", "-c", "1000000", "--port", "0"], &[], 1, "--memory-limit 64 is too low"),

@@ -162,6 +162,7 @@ pub const SHAPES: &[Shape] = &[
     ("an unknown tokenizer", |f| f.text("tokenizer.ggml.model", "gpt9"), "unknown-tokenizer"),
     ("an unknown pre-tokenizer", |f| f.text("tokenizer.ggml.pre", "qwen99"), "unknown-pre-tokenizer"),
     ("a pre-tokenizer of one number", |f| f.number("tokenizer.ggml.pre", 1), "wrong-key-type"),
+    ("tokens that clash up to a NUL", |f| f.put(TOKENS, ty::ARRAY, strings(["a", "b", "", "a\0c"])), "duplicate-token"),
     ("tokens that clash", |f| f.put(TOKENS, ty::ARRAY, strings(["a", "b", "", "a"])), "duplicate-token"),
     ("tokens of numbers", |f| f.put(TOKENS, ty::ARRAY, array(ty::U8, 1, &[1])), "wrong-key-type"),
     ("an empty vocabulary", |f| f.put(TOKENS, ty::ARRAY, strings([""; 0])), "wrong-array-length"),

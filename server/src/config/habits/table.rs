@@ -28,6 +28,7 @@ const ALL_OF_MESSAGES: &str = "the template gets all that messages have";
 const TOLD_APART: &str = "what a model thinks and calls is told apart from what it says";
 
 const THINKING: &str = "requests say `reasoning_effort`, each for itself";
+const THOUGHTS: &str = "requests say `thinking_budget`, each for itself";
 const SAMPLING: &str = "requests say how tokens are chosen, each for itself";
 const LENGTH: &str = "requests say `max_tokens`, each for itself";
 const FORM: &str = "requests say `response_format`, each for itself";
@@ -203,8 +204,8 @@ pub(super) const FLAGS: &[Flag] = &[
     flag(&["--reasoning-format"], Value, Refused(&["auto", "deepseek"], TOLD_APART)),
     flag(&["-rea", "--reasoning"], Value, Refused(&["auto"], THINKING)),
     flag(&["--reasoning-effort"], Value, Refused(&[""], THINKING)),
-    flag(&["--reasoning-budget"], Value, Refused(&["-1"], LENGTH)),
-    flag(&["--reasoning-budget-message"], Value, Refused(&[""], LENGTH)),
+    flag(&["--reasoning-budget"], Value, Refused(&["-1"], THOUGHTS)),
+    flag(&["--reasoning-budget-message"], Value, Refused(&[""], THOUGHTS)),
     flag(&["--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"], Value, Refused(&[], NO_ADAPTERS)),
     flag(&["--control-vector-layer-range"], Two, Refused(&[], NO_ADAPTERS)),
     flag(&["--lora-init-without-apply"], Nothing, Refused(&[], NO_ADAPTERS)),
