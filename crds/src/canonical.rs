@@ -5,7 +5,9 @@
 //! full, so that a new field cannot be forgotten here.
 
 use crate::{
-    inference_service::{CacheSpec, DriftGate, GatesSpec, MemoryGate, PromptsGate, ResourcesSpec, SchedulingSpec},
+    inference_service::{
+        CacheSpec, DriftGate, GatesSpec, MemoryGate, PerformanceGate, PromptsGate, ResourcesSpec, SchedulingSpec,
+    },
     quantity,
     runtime::{EmbeddingsSpec, GpuSplitSpec, PrefixCacheSpec, RuntimeSpec},
     scalars::{AutoOr, DurationString, Percent, PositiveQuantity, Ratio},
@@ -121,11 +123,14 @@ impl GatesSpec {
             max_kl: max_kl.map(|divergence| divergence.canonical()),
             max_perplexity_ratio: max_perplexity_ratio.map(|ratio| ratio.canonical()),
         };
+        let timed = |PerformanceGate { min_decode_ratio }: PerformanceGate| PerformanceGate {
+            min_decode_ratio: min_decode_ratio.map(|ratio| ratio.canonical()),
+        };
         Self {
             memory: MemoryGate { headroom: headroom.canonical() },
             prompts: prompts.map(golden),
             drift: drift.map(compared),
-            performance,
+            performance: performance.map(timed),
             shadow,
         }
     }

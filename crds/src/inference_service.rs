@@ -356,6 +356,7 @@ pub enum DispatchStrategy {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("duration(self.drainTimeout) <= duration('24h')").message("spec.rollout.drainTimeout: use at most 24h"),
+    validation = Rule::new("self.strategy in ['Auto', 'InPlaceSwap'] || !has(self.gates.performance)").message("spec.rollout.gates.performance: it is measured beside the active model, which BlueGreen and HoldRequests do not keep in the pod; use Auto or InPlaceSwap, or leave it out"),
     validation = Rule::new("self.strategy in ['Auto', 'InPlaceSwap'] || !has(self.gates.drift)").message("spec.rollout.gates.drift: it is measured beside the active model, which BlueGreen and HoldRequests do not keep in the pod; use Auto or InPlaceSwap, or leave it out"),
     validation = Rule::new("self.strategy in ['Auto', 'InPlaceSwap'] || !has(self.canary)").message("spec.rollout.canary: a share of the requests goes to the new model while the active one answers the rest, and BlueGreen and HoldRequests do not keep both in a pod; use Auto or InPlaceSwap, or leave it out")
 )]
@@ -440,7 +441,7 @@ pub enum RolloutStrategy {
 /// What a model must pass before one request reaches it.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("!has(self.performance) && !has(self.shadow)").message("spec.rollout.gates: this release carries out memory, prompts and drift; leave performance and shadow out"))]
+#[x_kube(validation = Rule::new("!has(self.shadow)").message("spec.rollout.gates: this release carries out memory, prompts, drift and performance; leave shadow out"))]
 pub struct GatesSpec {
     /// It must fit into memory beside the active one.
     #[serde(default)]
@@ -452,7 +453,7 @@ pub struct GatesSpec {
     /// questions of many kinds. A first version has none to agree with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drift: Option<DriftGate>,
-    /// It must be fast enough. Not supported yet.
+    /// It must generate about as fast as the active version. A first version has none to be compared with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub performance: Option<PerformanceGate>,
     /// It must do well on a copy of live requests. Not supported yet.
@@ -528,12 +529,14 @@ pub enum DriftReference {
     FullPrecision,
 }
 
-/// The speed gate.
+/// The performance gate: how fast the new model generates, measured beside the active one, so not with the strategies BlueGreen and
+/// HoldRequests. The limit counts as passed where that is beyond chance (p < 0.01).
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PerformanceGate {
-    /// Smallest ratio of decode rates, new over active.
-    pub min_decode_ratio: Ratio,
+    /// Smallest ratio of decode rates, in tokens a second, new over active. 0.8 if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_decode_ratio: Option<Ratio>,
 }
 
 /// The shadow gate: live requests are copied to the new model, whose answers nobody sees.

@@ -15,13 +15,13 @@ use gantry_crds::{
     InferenceService, InferenceServiceSpec,
     address::{credential, is_pinned},
     inference_service::{
-        CANARY_STEPS_MAX, CacheMode, CanarySpec, DriftGate, DriftReference, ModelSpec, OBJECT_NAME_RULE, PodSpec,
-        PrefixCacheSpec, PromptsGate, RollbackSignals, RolloutStrategy, RuntimeSpec, SourceSpec, cache_bytes,
-        is_object_name,
+        CANARY_STEPS_MAX, CacheMode, CanarySpec, DriftGate, DriftReference, GatesSpec, ModelSpec, OBJECT_NAME_RULE,
+        PerformanceGate, PodSpec, PrefixCacheSpec, PromptsGate, RollbackSignals, RolloutStrategy, RuntimeSpec,
+        SourceSpec, cache_bytes, is_object_name,
     },
     revision::{is_same, judged_by, version_name},
-    scalars::{Percent, PositiveQuantity},
-    status::NamedVersion,
+    scalars::{Percent, PositiveQuantity, Ratio},
+    status::{GateName, NamedVersion},
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
@@ -61,8 +61,8 @@ pub struct ValidService {
     pub pod: PodSettings,
     /// ConfigMap with the golden prompts.
     pub prompts_config_map: Option<String>,
-    /// Whether a candidate is compared with the active version.
-    pub compares: bool,
+    /// Gates that compare a candidate with the active version, in a pod that has both.
+    pub compares: Vec<GateName>,
     /// Shares of the requests that go to a candidate before all do, rising.
     pub canary: Vec<CanaryStep>,
     /// Superseded versions that are kept.
@@ -111,7 +111,7 @@ impl ValidService {
     /// Whether a candidate needs the active version in its own pod.
     #[must_use]
     pub fn needs_both(&self) -> bool {
-        self.compares || !self.canary.is_empty()
+        !self.compares.is_empty() || !self.canary.is_empty()
     }
 
     /// Whether this version is not to be rolled out.
@@ -325,6 +325,9 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
     if let Some(drift) = &spec.rollout.gates.drift {
         problems.drift(drift, spec.rollout.strategy);
     }
+    if let Some(performance) = &spec.rollout.gates.performance {
+        problems.performance(performance, spec.rollout.strategy);
+    }
     let canary = spec.rollout.canary.as_ref().map(|canary| problems.canary(canary, spec.rollout.strategy));
     let progress_deadline = problems.parsed("spec.rollout.progressDeadline", spec.rollout.progress_deadline.to_std());
     let valid = ValidService {
@@ -349,11 +352,16 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         replicas,
         pod,
         prompts_config_map: spec.rollout.gates.prompts.as_ref().map(prompts_config_map),
-        compares: spec.rollout.gates.drift.is_some(),
+        compares: comparing(&spec.rollout.gates),
         canary: canary.unwrap_or_default(),
         history_limit: usize::try_from(spec.revision_history_limit).unwrap_or(0),
     };
     if problems.0.is_empty() { Ok(valid) } else { Err(Problems(problems.0)) }
+}
+
+fn comparing(gates: &GatesSpec) -> Vec<GateName> {
+    let drift = gates.drift.as_ref().map(|_| GateName::Drift);
+    drift.into_iter().chain(gates.performance.as_ref().map(|_| GateName::Performance)).collect()
 }
 
 fn prompts_config_map(gate: &PromptsGate) -> String {
@@ -495,9 +503,21 @@ impl Collector {
             self.invalid(DRIFT, format!("{name}: {error}"));
         }
         self.not_supported(gate.reference != DriftReference::Active, DRIFT, "reference: use Active");
+        self.beside_the_active_one(DRIFT, strategy);
+    }
+
+    fn performance(&mut self, gate: &PerformanceGate, strategy: RolloutStrategy) {
+        const PERFORMANCE: &str = "spec.rollout.gates.performance";
+        if let Some(Err(error)) = gate.min_decode_ratio.as_ref().map(Ratio::value) {
+            self.invalid(PERFORMANCE, format!("minDecodeRatio: {error}"));
+        }
+        self.beside_the_active_one(PERFORMANCE, strategy);
+    }
+
+    fn beside_the_active_one(&mut self, gate: &'static str, strategy: RolloutStrategy) {
         if matches!(strategy, RolloutStrategy::BlueGreen | RolloutStrategy::HoldRequests) {
             self.invalid(
-                DRIFT,
+                gate,
                 "it is measured beside the active model, which BlueGreen and HoldRequests do not keep in the pod; use Auto or \
                  InPlaceSwap, or leave it out",
             );
@@ -600,9 +620,7 @@ impl Collector {
 
     fn unsupported_fields(&mut self, spec: &InferenceServiceSpec) {
         let gates = &spec.rollout.gates;
-        let leave_out = "leave it out";
         self.not_supported(spec.cache.mode != CacheMode::None, "spec.cache.mode", "use None");
-        self.not_supported(gates.performance.is_some(), "spec.rollout.gates.performance", leave_out);
         self.not_supported(gates.shadow.is_some(), "spec.rollout.gates.shadow", "use gates.prompts to check answers");
     }
 }
@@ -683,11 +701,6 @@ mod tests {
                 "reference: use Active",
             ),
             (
-                json!({"rollout": {"gates": {"performance": {"minDecodeRatio": "0.9"}}}}),
-                "spec.rollout.gates.performance",
-                "leave",
-            ),
-            (
                 json!({"rollout": {"gates": {"shadow": {"samplePercent": 5, "duration": "5m"}}}}),
                 "spec.rollout.gates.shadow",
                 "prompts",
@@ -748,7 +761,7 @@ mod tests {
             "runtime": {"gpuMemory": "20Gi", "prefixCache": {"memory": "all", "disk": "1024Mi", "ttl": "0s"}, "speculative": {"draft": {"uri": "https://h/d.gguf"}}},
             "scheduling": {"queueTimeout": "never"},
             "api": {"responseStore": {"ttl": "long"}},
-            "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}, "performance": {"minDecodeRatio": "0.9"}},
+            "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}, "performance": {"minDecodeRatio": "fast"}},
                 "rollback": {"signals": {"errorRate": "much"}}},
         })))
         .unwrap_err();

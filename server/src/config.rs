@@ -42,6 +42,8 @@ pub const STANDALONE_VERSION: &str = "standalone";
 const POD_METRICS_PORT: u16 = 8081;
 /// The largest context in tokens that a flag may ask for.
 const MAX_CTX_SIZE: u32 = 1 << 26;
+/// The least context in tokens that flags may leave to each request that runs at once.
+const MIN_REQUEST_TOKENS: u32 = 16;
 /// The most main memory for prefixes that a flag may ask for, in MiB.
 const MAX_CACHE_RAM_MIB: u32 = 1 << 24;
 /// The least main memory that a flag may limit the workers to, in MiB: a worker without a model takes about half of it, and
@@ -340,6 +342,13 @@ impl ServeArgs {
             pooled: self.pooled(&mut check),
             cuts_vectors: self.matryoshka,
         };
+        let least = runtime.parallel.saturating_mul(MIN_REQUEST_TOKENS);
+        if runtime.ctx_size != 0 && runtime.ctx_size < least {
+            check.problem(format!(
+                "--ctx-size must be 0 or at least {least}, {MIN_REQUEST_TOKENS} tokens for each of --parallel {}, and is {}",
+                runtime.parallel, runtime.ctx_size
+            ));
+        }
         if runtime.gpu_memory_bytes.is_some() && runtime.asks_for_gpus() == Some(false) {
             check.problem("--gpu-memory must be left out where no layer goes on a GPU".to_owned());
         }

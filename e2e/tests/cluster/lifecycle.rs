@@ -307,8 +307,8 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
         (rollout(canary("Auto", &[("5", "5m")])), "a percentage from 0% to 100%"),
         (rollout(canary("Auto", &[("5%", "0s")])), "a duration such as 30s, 15m or 1h30m"),
         (
-            rollout(json!({"gates": {"performance": {"minDecodeRatio": "0.9"}}})),
-            "carries out memory, prompts and drift",
+            rollout(json!({"gates": {"shadow": {"samplePercent": 5, "duration": "5m"}}})),
+            "carries out memory, prompts, drift and performance",
         ),
         (
             rollout(json!({"rollback": {"signals": {}}})),

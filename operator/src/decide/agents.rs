@@ -10,10 +10,10 @@ use crate::validate::{RESTART_ANNOTATION, ValidService};
 
 /// The gates that the spec asks for, those that it cannot do without included.
 fn required(spec: &ValidService) -> Vec<GateName> {
-    use GateName::{Digest, Drift, Fetch, Format, Load, Memory, Prompts, Template};
+    use GateName::{Digest, Fetch, Format, Load, Memory, Prompts, Template};
     let mut gates = vec![Fetch, Digest, Format, Memory, Template, Load];
     gates.extend(spec.prompts_config_map.as_ref().map(|_| Prompts));
-    gates.extend(spec.compares.then_some(Drift));
+    gates.extend(&spec.compares);
     gates
 }
 

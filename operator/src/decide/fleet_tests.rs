@@ -377,14 +377,16 @@ fn an_agent_that_does_not_know_a_gate_does_not_pass_for_one_that_asked_it() {
     scene.pod("b", |report| report.agent = Some(newer.clone()));
     assert!(matches!(scene.step(), Some(Transition::Committed { .. })), "one that knows more knows enough");
     // Nor does one that compares nothing pass for one that has compared.
-    let mut scene = Scene::served_by(&["a", "b"]);
-    scene.spec = Some(spec_with(2, json!({"gates": {"drift": {}}})));
-    scene.step();
-    prepare(&mut scene, &["a", "b"]);
-    scene.all(|report| report.agent = Some(unknowing.clone()));
-    assert_eq!(scene.step(), None);
-    let message = scene.state.rollout.as_ref().unwrap().message.clone().unwrap();
-    assert!(message.contains("does not know the gate Drift"), "{message}");
+    for (gate, named) in [("drift", "Drift"), ("performance", "Performance")] {
+        let mut scene = Scene::served_by(&["a", "b"]);
+        scene.spec = Some(spec_with(2, json!({"gates": {gate: {}}})));
+        scene.step();
+        prepare(&mut scene, &["a", "b"]);
+        scene.all(|report| report.agent = Some(unknowing.clone()));
+        assert_eq!(scene.step(), None, "{gate}");
+        let message = scene.state.rollout.as_ref().unwrap().message.clone().unwrap();
+        assert!(message.contains(&format!("does not know the gate {named}")), "{message}");
+    }
     // A spec that asks for no prompts asks no agent for them.
     let mut scene = preparing(&["a"]);
     prepare(&mut scene, &["a"]);

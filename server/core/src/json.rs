@@ -56,11 +56,25 @@ pub fn json_memory_bytes(text: &[u8]) -> usize {
     bytes
 }
 
-/// Reads a body.
+/// Reads a body. What is `null` in it asks for nothing, whatever its name.
 ///
 /// # Errors
 /// It is no JSON, or not of this type: names the first field at fault by its path.
 pub fn read_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    let unknown = match read_exactly(body) {
+        Err(error) if error.code == ErrorCode::UnknownParameter => error,
+        read => return read,
+    };
+    let Ok(Value::Object(mut fields)) = serde_json::from_slice::<Value>(body) else { return Err(unknown) };
+    let all = fields.len();
+    fields.retain(|_, value| !value.is_null());
+    if fields.len() == all {
+        return Err(unknown);
+    }
+    read_json(Value::Object(fields), "")
+}
+
+fn read_exactly<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let read = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
@@ -181,6 +195,19 @@ mod tests {
     #[allow(dead_code)]
     enum Block {
         Text { text: String },
+    }
+
+    #[test]
+    fn what_is_null_asks_for_nothing_whatever_its_name() {
+        let body: Body = read_body(br#"{"one": 1, "later_than_this_release": null, "word": null}"#).unwrap();
+        assert_eq!((body.one, body.word.is_none()), (1, true));
+        for (body, name) in [
+            (&br#"{"one": 1, "some": null, "other": 2}"#[..], "other"),
+            (br#"{"one": 1, "blocks": [{"type": "text", "text": "a", "more": null}]}"#, "blocks[0].more"),
+        ] {
+            let error = read_body::<Body>(body).unwrap_err();
+            assert_eq!((error.code, error.param.as_deref()), (ErrorCode::UnknownParameter, Some(name)));
+        }
     }
 
     #[test]

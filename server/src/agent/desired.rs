@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use gantry_crds::InferenceService;
 use gantry_crds::inference_service::{
-    DispatchStrategy as SpecDispatch, DriftGate, MemoryGate, PromptsGate, RollbackSignals, RuntimeSpec,
-    SIGNALS_MIN_SAMPLES_DEFAULT, SIGNALS_WINDOW_DEFAULT, SchedulingSpec, cache_bytes,
+    DispatchStrategy as SpecDispatch, DriftGate, MemoryGate, PerformanceGate, PromptsGate, RollbackSignals,
+    RuntimeSpec, SIGNALS_MIN_SAMPLES_DEFAULT, SIGNALS_WINDOW_DEFAULT, SchedulingSpec, cache_bytes,
 };
 use gantry_crds::scalars::{DurationString, Percent};
 use gantry_crds::status::{NamedVersion, RolloutStatus, RolloutStep, Side};
@@ -187,10 +187,13 @@ fn unknown_of_gates(value: &Value) -> Vec<String> {
         unknown("prompts", |gate: &Value| reading::<PromptsGate>(gate).map(|(_, unknown)| unknown).unwrap_or_default());
     let drift =
         unknown("drift", |gate: &Value| reading::<DriftGate>(gate).map(|(_, unknown)| unknown).unwrap_or_default());
+    let performance = unknown("performance", |gate: &Value| {
+        reading::<PerformanceGate>(gate).map(|(_, unknown)| unknown).unwrap_or_default()
+    });
     // Compared with something else, it would pass for what it was not asked.
     let reference = value.pointer("/spec/rollout/gates/drift/reference").filter(|reference| *reference != "Active");
     let reference = reference.map(|_| "spec.rollout.gates.drift.reference".to_owned());
-    memory.into_iter().chain(prompts).chain(drift).chain(reference).collect()
+    memory.into_iter().chain(prompts).chain(drift).chain(performance).chain(reference).collect()
 }
 
 /// The most bytes of prompts on disk: of versions that run, one may be allowed more than the next one.
@@ -220,6 +223,7 @@ fn settings(service: &InferenceService, volume_bytes: Option<u64>, kept_prefix_b
         headroom_ratio: gates.memory.headroom.ratio().inspect_err(|e| warn(e)).unwrap_or(fallback.headroom_ratio),
         prompts: gates.prompts.clone(),
         drift: gates.drift.clone(),
+        performance: gates.performance.clone(),
         scheduling: scheduling(&spec.scheduling),
         drain_timeout: spec.rollout.drain_timeout.to_std().inspect_err(|e| warn(e)).unwrap_or(fallback.drain_timeout),
         cache_limit_bytes: Some((volume - volume / CACHE_MARGIN_DIVISOR).saturating_sub(kept_prefix_bytes)),

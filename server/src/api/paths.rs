@@ -10,8 +10,8 @@ use super::routes::{self, Method};
 const ELSEWHERE: &[(&str, &str)] = &[
     ("/", "there are no pages for browsers: point a client of OpenAI's API at /v1"),
     ("/v1", "a client of OpenAI's API adds the rest of the address by itself"),
-    ("/completion", "POST /v1/completions takes the same parameters"),
-    ("/completions", "POST /v1/completions takes the same parameters"),
+    ("/completion", "POST /v1/completions takes its parameters, and answers with the text in `choices`"),
+    ("/completions", "POST /v1/completions takes its parameters, and answers with the text in `choices`"),
     ("/embedding", "POST /v1/embeddings gives vectors"),
     ("/embeddings", "POST /v1/embeddings gives vectors"),
     ("/v1/messages/batches", "POST /v1/messages answers messages one at a time"),

@@ -181,7 +181,7 @@ fn with_way_to_help(error: clap::Error, asked: &str) -> clap::Error {
 }
 
 fn parse(mut words: Vec<OsString>, mut wrong: Vec<String>, read: &Read) -> Result<ArgMatches, clap::Error> {
-    let parser = command(read);
+    let mut parser = command(read);
     for _ in 0..MAX_WRONG_WORDS {
         match parser.clone().try_get_matches_from(&words) {
             Ok(matches) if wrong.is_empty() => return Ok(matches),
@@ -206,7 +206,7 @@ fn parse(mut words: Vec<OsString>, mut wrong: Vec<String>, read: &Read) -> Resul
             format!("{} settings are not understood:\n  {}", several.len(), several.join("\n  "))
         }
     };
-    Err(parser.clone().error(ErrorKind::UnknownArgument, message))
+    Err(parser.error(ErrorKind::UnknownArgument, message))
 }
 
 /// Where the word stands that the parser does not know, how many words go with it, and what to do instead.

@@ -4,7 +4,7 @@
 //! likely every one was in its place. So they are compared on what users would get, and not on texts that neither would write.
 //! Counted are places with the same likeliest token, the Kullback-Leibler divergence, and the ratio of perplexities. Each figure
 //! is a mean with its error, answers being what is drawn, and a limit is passed only where that is beyond chance
-//! ([`ONE_SIDED_Z`]). Asked are the golden prompts, and [`QUESTIONS`] where these give few tokens. [`compare`] and [`judge`] are pure;
+//! ([`ONE_SIDED_Z`]). Asked are the golden prompts, and the questions of this release where these give few tokens. [`compare`] and [`judge`] are pure;
 //! [`measure`] is the way between them.
 //!
 //! Only the likeliest tokens of each place are told ([`TOP`]), so that the divergence is a lower bound: what is not told is taken
@@ -12,34 +12,26 @@
 //! a reference that was recorded earlier, and where answers end, of which nothing is told.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use futures::StreamExt as _;
-use gantry_core::{
-    AnswerOutput, Extent, Message, PromptForm, PromptToken, Role, ShownPrompt, TokenChance, TokenLogprob,
-};
+use gantry_core::{Extent, PromptForm, PromptToken, ShownPrompt, TokenChance, TokenLogprob};
 use gantry_crds::inference_service::DriftGate;
 use gantry_crds::scalars::InvalidValue;
 use gantry_crds::status::{CandidatePhase, GateName};
 use gantry_engine::{GenerationEvent, GenerationParams, Priority, Prompt};
-use tokio::sync::watch;
 
-use super::Loaded;
 use super::limits::{
-    DRIFT_ANSWER_TOKENS, DRIFT_ENOUGH_TOKENS, DRIFT_REFERENCE_LIMIT, DRIFT_REFERENCE_LOAD_LIMIT, DRIFT_REFERENCE_RETRY,
-    MAX_DRIFT_QUESTIONS, MAX_DRIFT_TOKENS, MIN_DRIFT_ANSWERS, PROMPT_LIMIT,
+    DRIFT_ANSWER_TOKENS, DRIFT_ENOUGH_TOKENS, MAX_DRIFT_QUESTIONS, MAX_DRIFT_TOKENS, MIN_DRIFT_ANSWERS,
 };
-use super::prompts::{GoldenPrompt, is_of_prompt};
+use super::prompts::GoldenPrompt;
+use super::reference::{ONE_SIDED_Z, Reference, Unanswered, collect, in_time, of_release, patiently, submit};
 use super::report::{Refusal, Report};
-use crate::rollout::Published;
-use crate::version::{GenerateRequest, Generation, GenerationError, SubmitError, Version};
+use crate::version::Version;
 
-/// Questions of several kinds and languages, one a line.
-const QUESTIONS: &str = include_str!("drift/questions.txt");
+/// The field that asks for it.
+const FIELD: &str = "spec.rollout.gates.drift";
 /// The likeliest tokens that are told of each place.
 const TOP: u32 = gantry_engine::MAX_TOP_LOGPROBS;
-/// How many standard errors a figure must be beyond its limit: by chance alone that happens once in a hundred.
-const ONE_SIDED_Z: f64 = 2.326;
 /// The smallest share of places with the same likeliest token where no limit is given. The demo model in four bits agrees with
 /// the one that it was made of in 93 places of a hundred, another model in 76 and fewer.
 const DEFAULT_MIN_AGREEMENT: f64 = 0.9;
@@ -57,22 +49,6 @@ pub struct Job {
     pub reference: Reference,
 }
 
-/// The version that a candidate is compared with.
-#[derive(Clone, Debug)]
-pub enum Reference {
-    /// None is active.
-    None,
-    /// One is active in other pods alone.
-    Elsewhere,
-    /// The version of this name, which may be on its way into this pod.
-    Here {
-        /// Its name.
-        version: String,
-        /// What answers in this pod.
-        serving: watch::Receiver<Published>,
-    },
-}
-
 impl Job {
     /// Compares what a version predicts with what the active one does.
     ///
@@ -81,34 +57,14 @@ impl Job {
     pub async fn run(&self, version: &Arc<Version>, golden: &[GoldenPrompt], report: &Report) -> Result<(), Refusal> {
         let Self { gate, reference } = self;
         report.phase(CandidatePhase::Testing);
-        let loaded = match reference {
-            Reference::None => {
-                report.skip(GateName::Drift, "no version is active that it could be compared with");
-                return Ok(());
-            }
-            Reference::Elsewhere => None,
-            Reference::Here { version, serving } => serves(version, serving.clone()).await,
-        };
-        let Some(reference) = loaded else {
-            let message = "the active version, which it is to be compared with (spec.rollout.gates.drift), is not loaded in this pod; see \
-                           why in the pod's log, or leave the gate out";
-            return Err(Refusal::new(GateName::Load, message.to_owned()).with_value("no reference"));
-        };
+        let Some(reference) = reference.found(GateName::Drift, FIELD, report).await? else { return Ok(()) };
         let limits = DriftLimits::of(gate).map_err(|(field, error)| {
             Refusal::new(GateName::Drift, format!("spec.rollout.gates.drift.{field}: {error}")).with_value("no limit")
         })?;
-        let answers = measure(&reference.version, version, golden, |done, of| report.compared(done, of)).await?;
+        let answers = measure(&reference, version, golden, |done, of| report.compared(done, of)).await?;
         report.pass(GateName::Drift, judge(&answers, &limits)?);
         Ok(())
     }
-}
-
-/// The version of this name, once it answers in this pod; `None` where it does not within [`DRIFT_REFERENCE_LOAD_LIMIT`]: a pod that
-/// cannot have it holds nobody up.
-async fn serves(name: &str, mut serving: watch::Receiver<Published>) -> Option<Loaded> {
-    let is_it = |published: &Published| published.serving.as_ref().is_some_and(|it| it.version.spec().name == name);
-    let found = tokio::time::timeout(DRIFT_REFERENCE_LOAD_LIMIT, serving.wait_for(is_it)).await;
-    found.ok()?.ok()?.serving.clone()
 }
 
 /// What the figures may be.
@@ -311,16 +267,6 @@ fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
-/// The questions of this release, as the version takes questions.
-fn of_release(version: &Version) -> Vec<Prompt> {
-    let has_template = version.model().is_some_and(|model| model.template.is_some());
-    let asked = |question: &str| match has_template {
-        true => Prompt::chat(vec![Message::text(Role::User, question)]),
-        false => Prompt::Text(question.to_owned()),
-    };
-    QUESTIONS.lines().map(asked).collect()
-}
-
 /// What the active version answered.
 struct Answer {
     /// The tokens of the question as its template renders it.
@@ -379,7 +325,7 @@ enum Compared {
 }
 
 async fn compared(reference: &Arc<Version>, candidate: &Arc<Version>, question: &Prompt) -> Result<Compared, Refusal> {
-    let answer = match answer_of_reference(reference, question).await? {
+    let answer = match patiently(|| answer(reference, question)).await? {
         Ok(answer) if answer.says.is_empty() => {
             return Ok(Compared::NotTaken("the active version says nothing".to_owned()));
         }
@@ -398,35 +344,13 @@ async fn compared(reference: &Arc<Version>, candidate: &Arc<Version>, question: 
             return Err(Refusal::new(GateName::Load, message).with_value("not read"));
         }
     };
-    let drift = compare(&answer.says, &read.prompt_tokens).map_err(|other| {
+    let drift = compare(&answer.says, &read.output.prompt_tokens).map_err(|other| {
         let message = format!(
             "{other}; what it predicts cannot be compared: leave spec.rollout.gates.drift out for this change of model"
         );
         Refusal::new(GateName::Drift, message).with_value("another vocabulary")
     })?;
     Ok(Compared::Answer(drift))
-}
-
-/// What the reference answers, or why it does not take the question. It answers users beside, and one that is busy or starts again is
-/// waited for.
-async fn answer_of_reference(reference: &Arc<Version>, question: &Prompt) -> Result<Result<Answer, String>, Refusal> {
-    let until = Instant::now() + DRIFT_REFERENCE_LIMIT;
-    loop {
-        let why = match in_time(answer(reference, question)).await {
-            Ok(answer) => return Ok(Ok(answer)),
-            Err(Unanswered::Question(why)) => return Ok(Err(why)),
-            Err(Unanswered::Here(why)) => why,
-        };
-        if Instant::now() + DRIFT_REFERENCE_RETRY >= until {
-            let message = format!(
-                "the active version, which it is compared with, has not answered a question for {DRIFT_REFERENCE_LIMIT:?}: {why}; try \
-                 again when it has fewer requests"
-            );
-            return Err(Refusal::new(GateName::Load, message).with_value("no reference"));
-        }
-        // A full queue and a worker that is down tell nobody when they are so no more.
-        tokio::time::sleep(DRIFT_REFERENCE_RETRY).await;
-    }
 }
 
 /// Has the question's tokens told first, and answers these: of a chat thoughts and calls of tools would come without what is said of
@@ -449,40 +373,8 @@ async fn answer(reference: &Arc<Version>, question: &Prompt) -> Result<Answer, U
         priority: Priority::Low,
         ..GenerationParams::greedy(DRIFT_ANSWER_TOKENS)
     };
-    let says = collect(reference, Prompt::Tokens(question.clone()), params).await?.logprobs;
+    let says = collect(reference, Prompt::Tokens(question.clone()), params).await?.output.logprobs;
     Ok(Answer { question, says })
-}
-
-/// Why a version did not answer.
-enum Unanswered {
-    /// It cannot be asked that anywhere.
-    Question(String),
-    /// It did not answer in this pod, now.
-    Here(String),
-}
-
-impl Unanswered {
-    fn of(error: GenerationError) -> Self {
-        if is_of_prompt(&error) { Self::Question(error.to_string()) } else { Self::Here(error.to_string()) }
-    }
-}
-
-async fn submit(version: &Arc<Version>, prompt: Prompt, params: GenerationParams) -> Result<Generation, Unanswered> {
-    let submitted = version.submit(GenerateRequest { prompt: Arc::new(prompt), params }).await;
-    submitted.map_err(|error| match error {
-        SubmitError::InvalidParam(_) | SubmitError::Unsupported(_) => Unanswered::Question(error.to_string()),
-        error => Unanswered::Here(error.to_string()),
-    })
-}
-
-async fn collect(version: &Arc<Version>, prompt: Prompt, params: GenerationParams) -> Result<AnswerOutput, Unanswered> {
-    let whole = submit(version, prompt, params).await?.collect().await;
-    whole.map(|whole| whole.output).map_err(Unanswered::of)
-}
-
-async fn in_time<T>(asked: impl Future<Output = Result<T, Unanswered>>) -> Result<T, Unanswered> {
-    let late = |_| Err(Unanswered::Here(format!("it took longer than {PROMPT_LIMIT:?}")));
-    tokio::time::timeout(PROMPT_LIMIT, asked).await.unwrap_or_else(late)
 }
 
 #[cfg(test)]

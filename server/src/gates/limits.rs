@@ -31,12 +31,19 @@ pub const MAX_DRIFT_QUESTIONS: usize = 256;
 pub const MIN_DRIFT_ANSWERS: usize = 12;
 /// Tokens that two versions are compared by at most.
 pub const MAX_DRIFT_TOKENS: f64 = 10_000.0;
-/// How long the active version may take to answer one question, which it does after all that users ask.
-pub const DRIFT_REFERENCE_LIMIT: Duration = Duration::from_secs(600);
+/// Questions by which it is compared how fast two versions are.
+pub const PERFORMANCE_QUESTIONS: usize = 16;
+/// Tokens of each answer to them.
+pub const PERFORMANCE_ANSWER_TOKENS: u32 = 48;
+/// Answers of both that are needed: of fewer the error of a mean is not known.
+pub const MIN_PERFORMANCE_ANSWERS: usize = 6;
+/// How long the active version may take to answer one question by which a candidate is compared with it, which it does after all that
+/// users ask.
+pub const REFERENCE_LIMIT: Duration = Duration::from_secs(600);
 /// How long a candidate that is loaded waits for the active version to be loaded beside it.
-pub const DRIFT_REFERENCE_LOAD_LIMIT: Duration = Duration::from_secs(120);
+pub const REFERENCE_LOAD_LIMIT: Duration = Duration::from_secs(120);
 /// The wait before it is asked again.
-pub const DRIFT_REFERENCE_RETRY: Duration = Duration::from_secs(1);
+pub const REFERENCE_RETRY: Duration = Duration::from_secs(1);
 /// Characters of a prompt or an answer that a message quotes.
 pub const MAX_QUOTED_CHARS: usize = 80;
 /// The wait before an object that cannot be read is asked for again; it doubles.

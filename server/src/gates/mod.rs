@@ -1,4 +1,5 @@
-//! What a version must pass before it may answer, in this order: Fetch, Digest, Format, Memory, Template, Load, Prompts, Drift.
+//! What a version must pass before it may answer, in this order: Fetch, Digest, Format, Memory, Template, Load, Prompts, Drift,
+//! Performance.
 //!
 //! [`Gates::run`] takes one version through them and writes each step into its [`Report`]. Where the source serves parts
 //! of files, the header is read and judged (Format, Memory) before the download, so that a model that cannot be served
@@ -14,7 +15,9 @@ pub mod file;
 pub mod limits;
 pub mod memory;
 pub mod objects;
+pub mod performance;
 pub mod prompts;
+pub mod reference;
 mod refusals;
 pub mod report;
 mod runtime;
@@ -71,6 +74,8 @@ pub struct Job {
     pub prompts: Option<PromptsGate>,
     /// The comparison with the active version; `None` when it is not asked for.
     pub drift: Option<drift::Job>,
+    /// How its speed is compared with the active version's; `None` when that is not asked for.
+    pub performance: Option<performance::Job>,
     /// Share of the memory that stays free.
     pub headroom_ratio: f64,
     /// How its requests wait and are spread.
@@ -204,6 +209,9 @@ impl Gates {
         };
         if let Some(drift) = &job.drift {
             drift.run(&loaded.version, &golden, report).await?;
+        }
+        if let Some(performance) = &job.performance {
+            performance.run(&loaded.version, report).await?;
         }
         Ok(Some(loaded))
     }

@@ -61,6 +61,11 @@ impl Report {
         self.done(1000 + answers as i64, format!("{answers} of {of} comparisons"));
     }
 
+    /// By how many questions of how many its speed is compared with the active version's.
+    pub fn timed(&self, answers: usize, of: usize) {
+        self.done(2000 + answers as i64, format!("{answers} of {of} timings"));
+    }
+
     fn done(&self, permille: i64, summary: String) {
         self.change(|status| {
             let progress = status.progress.get_or_insert_default();

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use gantry_crds::inference_service::{DriftGate, PromptsGate};
+use gantry_crds::inference_service::{DriftGate, PerformanceGate, PromptsGate};
 use gantry_rollout::Desired;
 
 use crate::version::Scheduling;
@@ -27,6 +27,8 @@ pub struct Settings {
     pub prompts: Option<PromptsGate>,
     /// How candidates are compared with the active version.
     pub drift: Option<DriftGate>,
+    /// How the speed of candidates is compared with the active version's.
+    pub performance: Option<PerformanceGate>,
     /// How requests wait and are spread.
     pub scheduling: Scheduling,
     /// How long requests of a version that is unloaded may take to end.
@@ -45,6 +47,7 @@ impl Default for Settings {
             headroom_ratio: 0.05,
             prompts: None,
             drift: None,
+            performance: None,
             scheduling: Scheduling::default(),
             drain_timeout: Duration::from_secs(120),
             cache_limit_bytes: None,

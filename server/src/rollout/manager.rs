@@ -13,9 +13,10 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::{Assignment, Settings};
-use crate::gates::drift::{self, Reference};
 use crate::gates::limits::RESTORE_PATIENCE;
+use crate::gates::reference::Reference;
 use crate::gates::{Board, Gates, Job, Loaded, Outcome, Refusal, Report};
+use crate::gates::{drift, performance};
 use crate::routing::{Router, Routing};
 use crate::version::signals::{Figures, SignalLimits};
 use crate::version::{Scheduling, Version};
@@ -373,25 +374,23 @@ impl Manager {
     fn prepare(&mut self, desired: &Desired, settings: &Settings, version: String, purpose: &Purpose, loads: bool) {
         // What it was noted with: the status may have forgotten it.
         let Some(named) = self.versions.get(&version).map(|entry| &entry.made_of) else { return };
-        let (prompts, drift, patience) = match purpose {
-            Purpose::Restore => (None, None, Some(RESTORE_PATIENCE)),
-            Purpose::Candidate { .. } => {
-                let drift = settings.drift.clone();
-                let reference = self.reference(desired, &version);
-                (settings.prompts.clone(), drift.map(|gate| drift::Job { gate, reference }), None)
-            }
-        };
+        let is_restored = matches!(purpose, Purpose::Restore);
+        let asked = (!is_restored).then_some(settings);
+        let reference = self.reference(desired, &version);
+        let drift = asked.and_then(|asked| asked.drift.clone());
+        let performance = asked.and_then(|asked| asked.performance.clone());
         let job = Job {
             version: named.clone(),
             loaded: self.loaded.get(&version).cloned(),
-            prompts,
-            drift,
+            prompts: asked.and_then(|asked| asked.prompts.clone()),
+            drift: drift.map(|gate| drift::Job { gate, reference: reference.clone() }),
+            performance: performance.map(|gate| performance::Job { gate, reference }),
             headroom_ratio: settings.headroom_ratio,
             scheduling: settings.scheduling.clone(),
             gpu: settings.gpu,
             loads,
             beside: self.loaded.values().map(|loaded| Arc::clone(&loaded.version)).collect(),
-            patience,
+            patience: is_restored.then_some(RESTORE_PATIENCE),
         };
         let cancel = CancellationToken::new();
         self.cancels.insert(version.clone(), cancel.clone());

@@ -14,6 +14,7 @@ mod files;
 #[path = "../../llama/tests/common/gguf.rs"]
 mod gguf;
 mod hold;
+mod performance;
 mod pod;
 mod prefixes;
 #[path = "../http/s3.rs"]

@@ -207,6 +207,12 @@ fn mistakes_are_told_where_they_were_made() {
         (&[file], &[("LLAMA_ARG_SSL_KEY_FILE", "/key")], 2, "LLAMA_ARG_SSL_KEY_FILE is no variable of this server"),
         (&[file, "--temprature", "1"], &[], 2, "did you mean '--temperature'? Instead: requests say"),
         (&[], &[], 2, "Usage: gantry-server"),
+        (
+            &[file, "-np", "64", "-c", "64"],
+            &[],
+            2,
+            "--ctx-size must be 0 or at least 1024, 16 tokens for each of --parallel 64",
+        ),
         (&[file, "--port", "x"], &missing, 2, "--port must be"),
         (&[file], &[("GANTRY_PARALLEL", "x")], 2, "GANTRY_PARALLEL, which stands for --parallel, must be"),
         (&[file], &[("GANTRY_ANY_MODEL", "x")], 2, "GANTRY_ANY_MODEL, which stands for --any-model, may not be"),

@@ -35,7 +35,7 @@ pub(in crate::config) fn look(set: impl IntoIterator<Item = (String, String)>) -
         match pairs().find(|(variable, _)| *variable == name) {
             Some((variable, flag)) => found.take(variable, flag, value.trim()),
             None => {
-                found.moot.push(format!("{name} is read by nobody; `gantry-server serve --help` lists the variables"))
+                found.moot.push(format!("{name} is read by nobody; `gantry-server serve --help` lists the variables"));
             }
         }
     }
