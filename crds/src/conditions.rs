@@ -89,6 +89,8 @@ text_enum!(
         Superseded,
         /// A child could not be written.
         ApplyFailed,
+        /// A child could not be written since an object of its name belongs to somebody else.
+        NameTaken,
         /// No node takes a pod.
         Unschedulable,
         /// A pod's image cannot be had.

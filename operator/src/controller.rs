@@ -16,7 +16,7 @@ use std::{
 use futures::{FutureExt, StreamExt, future};
 use gantry_crds::{
     InferenceService, InferenceServiceStatus, ModelVersion, ModelVersionStatus, OLD_FINALIZER,
-    conditions::{ConditionType, Reason},
+    conditions::Reason,
     status::{ReplicaHealth, ReplicaStatus, RolloutStatus, RolloutStep, StrategyName},
 };
 use jiff::Timestamp;
@@ -48,7 +48,7 @@ use crate::{
     metrics::{Metrics, ReconcileOutcome},
     objects::look_at,
     observe::{Observed, Stores, WatchesEnded},
-    status::{ServiceInputs, VersionInputs, differs, pods_event, refusal_event, service_status, version_status},
+    status::{self, ServiceInputs, VersionInputs, differs, pods_event, refusal_event, service_status, version_status},
     validate::{NamedObject, ObjectKind, Problems, ValidService, validate},
     volumes,
 };
@@ -461,11 +461,10 @@ impl Pass<'_> {
         &self,
         state: &RolloutState,
         target_replicas: i32,
-        apply_error: Option<String>,
+        unwritten: Option<status::Unwritten>,
     ) -> Result<(), act::Error> {
         let (service, spec, observed, now) = (self.service, self.spec, self.observed, self.now);
-        let status =
-            service_status(&ServiceInputs { service, spec, state, observed, target_replicas, apply_error, now });
+        let status = service_status(&ServiceInputs { service, spec, state, observed, target_replicas, unwritten, now });
         if differs(service.status.as_ref(), &status) {
             let written = self.actor.write_status(&status).await?;
             let written = written.and_then(|version| version.parse().ok());
@@ -487,10 +486,8 @@ impl Pass<'_> {
     }
 
     /// Why children could not be written in the pass before, as the status says it.
-    fn refused_before(&self) -> Option<String> {
-        let conditions = &self.service.status.as_ref()?.conditions;
-        let stalled = conditions.iter().find(|condition| condition.type_ == ConditionType::Stalled.as_str())?;
-        (stalled.reason == Reason::ApplyFailed.as_str()).then(|| stalled.message.clone())
+    fn refused_before(&self) -> Option<status::Unwritten> {
+        self.service.status.as_ref().and_then(status::Unwritten::told)
     }
 
     /// Logs and counts the step that was written, and makes it an Event.
@@ -523,11 +520,14 @@ impl Pass<'_> {
     }
 }
 
-/// A refusal stays until somebody acts, so it is said in the status; any other failure passes.
-fn refusals(errors: &[act::Error]) -> Option<String> {
-    let refused: Vec<_> =
-        errors.iter().filter(|error| error.is_refusal()).map(|error| limits::message(&error.to_string())).collect();
-    (!refused.is_empty()).then(|| refused.join("; "))
+/// A refusal stays until somebody acts, so it is said in the status; any other failure passes. What goes first is whose name is taken:
+/// of a long message the end is cut.
+fn refusals(errors: &[act::Error]) -> Option<status::Unwritten> {
+    let mut refused: Vec<_> = errors.iter().filter(|error| error.is_refusal()).collect();
+    refused.sort_by_key(|error| !error.is_of_taken_name());
+    let is_name_taken = refused.first()?.is_of_taken_name();
+    let messages: Vec<_> = refused.iter().map(|error| limits::message(&error.to_string())).collect();
+    Some(status::Unwritten { is_name_taken, message: messages.join("; ") })
 }
 
 /// Adds to the spec the states of the objects that its version is judged by, as far as they can be seen. They are of no
