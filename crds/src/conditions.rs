@@ -113,6 +113,8 @@ text_enum!(
         FailedMount,
         /// Pods are refused, by a quota or a policy.
         FailedCreate,
+        /// The account of a pod was deleted and made anew: it has no token any more.
+        AccountReplaced,
         /// The object is being deleted.
         Deleting,
         /// The spec says that pods are not to switch.

@@ -313,6 +313,7 @@ pub(crate) async fn step(
     let absent = look_for_objects(spec.as_ref().ok(), &mut observed, service, context).await;
     let (lent_secrets, unlent) = lent_secrets(spec.as_ref().ok(), &state, seen, &observed, service, context).await;
     let unmounted = look_for_volumes(&mut observed, service, context, now).await;
+    observed.have_lost_account();
     let poll = poll.into_iter().chain(absent).chain(unlent).chain(unmounted).min();
     let observed = &observed;
     let (side, other_side) = (state.active_side, state.active_side.other());
@@ -514,6 +515,7 @@ impl Pass<'_> {
             new_pods: &self.context.new_pods,
             sides: &sides,
             accounts: &self.observed.accounts(),
+            account_uid: self.observed.account_uid(self.service),
             answers: answers(self.pods),
         });
         self.actor.apply_children(self.observed, sides.active, &children).await

@@ -63,6 +63,8 @@ async fn a_crash_between_stamping_and_the_status_is_made_good() {
     assert_eq!(
         scene.api.writes(),
         [
+            // Which account its pods have is known by now.
+            &format!("PATCH {DEPLOYMENT}"),
             STATUS,
             EVENTS,
             &format!("PATCH {VERSIONS}/{}/status", scene.service().status.unwrap().candidate_version.unwrap())

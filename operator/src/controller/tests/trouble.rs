@@ -166,6 +166,42 @@ async fn credentials_that_a_container_cannot_be_made_without_are_told_by_the_fie
     );
 }
 
+/// Tokens of an account that was deleted are of no use, whoever has its name by now.
+#[tokio::test]
+async fn pods_whose_account_is_made_anew_are_replaced_and_it_is_told_why() {
+    let mut scene = Scene::serving().await;
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.requests().len(), 0, "nothing is left to be noted");
+    let template = |scene: &Scene| scene.api.get::<Deployment>(DEPLOYMENT).unwrap().spec.unwrap().template;
+    let before = template(&scene);
+    let at = |seconds: i64| scene.now.checked_add(jiff::SignedDuration::from_secs(seconds)).unwrap();
+    let (made, anew) = (at(0), at(2 * limits::CLOCK_SKEW.as_secs() as i64));
+    for pod in &mut scene.pods {
+        (pod.account, pod.made) = (Some("chat-gantry".to_owned()), Some(made));
+    }
+    scene.api.remove(ACCOUNT);
+    scene.step().await.unwrap();
+    assert!(scene.api.writes().contains(&format!("PATCH {ACCOUNT}")));
+    assert_eq!(template(&scene), before, "the new one is not known yet");
+    scene.api.edit(ACCOUNT, |account| account["metadata"]["creationTimestamp"] = json!(anew.to_string()));
+    scene.step().await.unwrap();
+    let account: PartialObjectMeta<ServiceAccount> = scene.api.get(ACCOUNT).unwrap();
+    let annotations = template(&scene).metadata.unwrap().annotations.unwrap();
+    assert_eq!(annotations.get("gantry.dev/pod-account"), account.metadata.uid.as_ref());
+    let (status, reason, message) = scene.condition("PodsReady");
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "AccountReplaced"));
+    assert!(message.contains("pod chat-a is not heard of any more: its ServiceAccount chat-gantry"), "{message}");
+    let requests = scene.api.requests();
+    let event = &requests.iter().find(|request| request.line == EVENTS).unwrap().body;
+    assert_eq!((&event["reason"], &event["type"]), (&json!("AccountReplaced"), &json!("Warning")));
+    scene.pods.iter_mut().for_each(|pod| pod.made = Some(anew));
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("PodsReady").1, "AsRequested");
+    scene.api.requests();
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.requests().len(), 0, "they are replaced once");
+}
+
 #[tokio::test]
 async fn who_may_ask_is_a_change_of_the_pods_and_of_no_version() {
     let mut scene = Scene::serving().await;
