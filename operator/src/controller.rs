@@ -17,7 +17,7 @@ use futures::{FutureExt, StreamExt, future};
 use gantry_crds::{
     InferenceService, InferenceServiceStatus, ModelVersion, ModelVersionStatus, OLD_FINALIZER,
     conditions::Reason,
-    status::{ReplicaHealth, ReplicaStatus, RolloutStatus, RolloutStep, StrategyName},
+    status::{ReplicaHealth, ReplicaStatus, RolloutStatus, RolloutStep, StrategyName, WaitReason},
 };
 use jiff::Timestamp;
 use kube::{
@@ -621,10 +621,11 @@ async fn look_for_objects(
     Some(JUDGED_POLL)
 }
 
-/// Whether pods wait for something else than was told last. What was told stands in the status, so no restart tells it again.
+/// Whether pods wait for something else than was told last. What was told stands in the status, so no restart tells it again. That
+/// another version ends its last requests first is how rollouts go, and nothing to warn of.
 fn waits_anew(told: Option<&RolloutStatus>, now: &RolloutStatus) -> bool {
     let told = told.filter(|told| told.attempt == now.attempt).and_then(|told| told.wait_reason);
-    now.wait_reason.is_some() && now.wait_reason != told
+    now.wait_reason.is_some_and(|reason| reason != WaitReason::NoRoom) && now.wait_reason != told
 }
 
 /// Whether any pod has a version that answers, or that did until its worker died and will again. One whose worker failed for

@@ -12,7 +12,7 @@ use gantry_crds::{
     InferenceService, InferenceServiceStatus,
     conditions::{ConditionType, NewCondition, Reason, set_condition},
     quantity::{human_bytes, parse},
-    status::{MAX_DIGESTS, RejectedOutcome, RolloutStep},
+    status::{MAX_DIGESTS, RejectedOutcome, RolloutStatus, RolloutStep, StrategyName},
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -252,7 +252,8 @@ fn up_to_date(inputs: &ServiceInputs) -> NewCondition {
             let waits = rollout.message.as_deref().map(|message| format!(": {message}")).unwrap_or_default();
             let holds = rollout.step.has_candidate() && spec.holds(&rollout.version);
             let otherwise = if holds { Reason::Paused } else { Reason::RollingOut };
-            let reason = rollout.wait_reason.map_or(otherwise, Reason::from);
+            let of_other_side = || missing_other(inputs, rollout).map(|trouble| trouble.reason);
+            let reason = rollout.wait_reason.map(Reason::from).or_else(of_other_side).unwrap_or(otherwise);
             new(UpToDate, false, reason, format!("{} of {}{waits}", rollout.step.as_str(), rollout.version))
         }
         None if is_active => {
@@ -279,6 +280,13 @@ fn up_to_date(inputs: &ServiceInputs) -> NewCondition {
         }
         None => new(UpToDate, false, Reason::RollingOut, format!("{} is about to be prepared", wanted.name)),
     }
+}
+
+/// Why pods of the side on which a candidate is prepared are not there. No other condition tells of them.
+fn missing_other(inputs: &ServiceInputs, now: &RolloutStatus) -> Option<Trouble> {
+    let is_prepared_there = now.step == RolloutStep::Prepare && now.strategy() == StrategyName::BlueGreen;
+    let side = inputs.state.active_side.other();
+    is_prepared_there.then(|| inputs.observed.trouble(side, true, inputs.now)).flatten()
 }
 
 /// Why the latched version is not served.

@@ -202,6 +202,44 @@ async fn pods_whose_account_is_made_anew_are_replaced_and_it_is_told_why() {
     assert_eq!(scene.api.requests().len(), 0, "they are replaced once");
 }
 
+/// That another version ends its last requests first is how rollouts go.
+#[tokio::test]
+async fn a_wait_for_room_is_told_in_the_column_and_by_no_event() {
+    let mut scene = Scene::serving().await;
+    let old = scene.service().status.unwrap().active_version.unwrap();
+    scene.ask_for("2");
+    scene.step().await.unwrap();
+    let new = scene.service().status.unwrap().candidate_version.unwrap();
+    for (reason, events) in [("NoRoom", 0), ("FetchBackOff", 1)] {
+        scene.api.requests();
+        let message = format!("waits until {old} is unloaded");
+        let candidate = json!({"version": new, "phase": "Validating", "waitReason": reason, "message": message});
+        scene.report(json!({"version": old, "candidate": candidate}));
+        scene.step().await.unwrap();
+        assert_eq!(scene.condition("Ready").1, reason);
+        assert_eq!(scene.api.writes().iter().filter(|line| *line == EVENTS).count(), events, "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn why_pods_of_the_other_side_are_not_there_stands_in_the_column() {
+    let mut scene = Scene::serving().await;
+    scene.api.edit(SERVICE, |service| service["spec"]["rollout"] = json!({"strategy": "BlueGreen"}));
+    scene.ask_for("2");
+    scene.step().await.unwrap();
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("Ready").1, "RollingOut", "they are on their way");
+    let why = "pod chat-green-a finds no node: no GPU";
+    scene.pods.push(PodView { side_label: Some(Side::Green), ..unschedulable("chat-green-a", why) });
+    scene.step().await.unwrap();
+    for type_ in ["UpToDate", "Ready"] {
+        let (status, reason, message) = scene.condition(type_);
+        assert_eq!((status.as_str(), reason.as_str()), ("False", "Unschedulable"), "{type_}: {message}");
+        assert!(message.contains(why), "{type_}: {message}");
+    }
+    assert_eq!(scene.condition("Available").0, "True");
+}
+
 #[tokio::test]
 async fn who_may_ask_is_a_change_of_the_pods_and_of_no_version() {
     let mut scene = Scene::serving().await;
