@@ -7,31 +7,33 @@
 /// Longest address that is shown, in characters.
 pub const SHOWN_CHARS_MAX: usize = 256;
 
-/// Names of query parameters that are credentials: signatures of S3, Google Cloud Storage, Azure, OSS and COS, and
-/// tokens, GitLab's among them. In small
-/// letters; they are compared without regard to case.
-pub const CREDENTIAL_PARAMETERS: [&str; 21] = [
-    "x-amz-signature",
-    "x-amz-credential",
-    "x-amz-security-token",
-    "x-goog-signature",
-    "x-goog-credential",
-    "x-oss-signature",
-    "x-oss-credential",
-    "x-oss-security-token",
-    "x-cos-security-token",
-    "q-signature",
-    "private_token",
-    "job_token",
-    "awsaccesskeyid",
+/// Last words of the names of query parameters that are credentials: `sig`, and `X-Amz-Signature`, whose last one is `signature`.
+/// Signatures of S3, Google Cloud Storage, Azure, OSS and COS, tokens, GitLab's among them, keys, and passwords. In small letters; they
+/// are compared without regard to case.
+pub const CREDENTIAL_WORDS: [&str; 23] = [
     "signature",
     "sig",
+    "sas",
+    "credential",
+    "credentials",
     "token",
-    "access_token",
-    "auth_token",
-    "api_key",
+    "accesstoken",
+    "authtoken",
+    "key",
     "apikey",
+    "accesskey",
+    "accesskeyid",
+    "awsaccesskeyid",
+    "secret",
+    "clientsecret",
     "password",
+    "passwd",
+    "pwd",
+    "passphrase",
+    "jwt",
+    "bearer",
+    "auth",
+    "authorization",
 ];
 
 /// A credential that stands in an address.
@@ -42,11 +44,16 @@ pub enum Credential {
         "it has a user name, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef"
     )]
     User,
-    /// A parameter of the query.
+    /// A parameter of the query, of whose name this is the last word.
     #[error(
-        "its parameter {0} is a credential, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef"
+        "its parameter that is called {0}, or ends so, is a credential, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef"
     )]
     Parameter(&'static str),
+    /// What is behind `#`: no server is sent it, so that it is of no use but to note something secret.
+    #[error(
+        "it has a fragment (#...), which no server is sent and everybody sees who may read the object; leave it out, and store a token in a Secret that secretRef names"
+    )]
+    Fragment,
 }
 
 /// The credential in an address, if there is one.
@@ -58,10 +65,11 @@ pub fn credential(address: &str) -> Option<Credential> {
     }
     let query = query.split('#').next().unwrap_or_default();
     let names = query.split(['&', ';', '?']).filter_map(|pair| pair.split_once('=')).map(|(name, _)| name);
-    names
-        .filter_map(|name| CREDENTIAL_PARAMETERS.into_iter().find(|known| known.eq_ignore_ascii_case(name)))
-        .map(Credential::Parameter)
-        .next()
+    let last_words = names.filter_map(|name| name.rsplit(['-', '_', '.']).next());
+    let mut found = last_words
+        .filter_map(|word| CREDENTIAL_WORDS.into_iter().find(|known| known.eq_ignore_ascii_case(word)))
+        .map(Credential::Parameter);
+    found.next().or_else(|| address.contains('#').then_some(Credential::Fragment))
 }
 
 /// Whether an address always means the same file, of which its store tells the digest: one of Hugging Face's with a commit as
@@ -135,12 +143,11 @@ mod tests {
     fn credentials_are_found_and_nothing_else_is_taken_for_one() {
         for address in [
             "https://h/m.gguf",
-            "https://h/m.gguf?download=true&design=1",
+            "https://h/m.gguf?download=true&design=1&author=a&tokenizer=t&max_tokens=5&keyword=k&signed=1&key_id",
             "https://h/token=1/m.gguf",
             "https://h/m@2.gguf?to=a@b",
             "hf://org/repo@0a1b/m.gguf",
             "oci://registry/repo@sha256:0a",
-            "https://h/m.gguf#token=1",
         ] {
             assert_eq!(credential(address), None, "{address}");
         }
@@ -149,13 +156,32 @@ mod tests {
         {
             assert_eq!(credential(address), Some(Credential::User), "{address}");
         }
-        for (query, name) in [
-            ("X-Amz-Algorithm=a&X-Amz-Signature=1", "x-amz-signature"),
+        for (query, word) in [
+            ("X-Amz-Algorithm=a&X-Amz-Signature=1", "signature"),
+            ("X-Goog-Credential=1", "credential"),
+            ("x-oss-security-token=1", "token"),
+            ("q-signature=1", "signature"),
+            ("private_token=1", "token"),
+            ("AWSAccessKeyId=1", "awsaccesskeyid"),
             ("sv=1&SIG=hush", "sig"),
             ("token=", "token"),
-            ("a=1;access_token=2#x", "access_token"),
+            ("a=1;access_token=2#x", "token"),
+            ("accessToken=1", "accesstoken"),
+            ("key=1", "key"),
+            ("apiKey=1", "apikey"),
+            ("api-key=1", "key"),
+            ("subscription-key=1", "key"),
+            ("jwt=1", "jwt"),
+            ("auth=1", "auth"),
+            ("Authorization=1", "authorization"),
+            ("client_secret=1", "secret"),
+            ("sas=1", "sas"),
+            ("user.password=1", "password"),
         ] {
-            assert_eq!(credential(&format!("https://h/m?{query}")), Some(Credential::Parameter(name)), "{query}");
+            assert_eq!(credential(&format!("https://h/m?{query}")), Some(Credential::Parameter(word)), "{query}");
+        }
+        for address in ["https://h/m.gguf#token=1", "https://h/m.gguf?a=1#", "https://h/m.gguf#/?b=1"] {
+            assert_eq!(credential(address), Some(Credential::Fragment), "{address}");
         }
     }
 
@@ -180,9 +206,9 @@ mod tests {
 
     /// What the API server refuses and what the operator refuses must be the same.
     #[test]
-    fn the_rule_of_the_crd_names_the_same_parameters() {
+    fn the_rule_of_the_crd_names_the_same_words() {
         let crd = serde_json::to_string(&<crate::InferenceService as kube::CustomResourceExt>::crd()).unwrap();
-        let names = CREDENTIAL_PARAMETERS.join("|");
-        assert!(crd.contains(&format!("[?&;]({names})=")), "{names}");
+        let words = CREDENTIAL_WORDS.join("|");
+        assert!(crd.contains(&format!("[?&;]([^#=&;?]*[-_.])?({words})=")), "{words}");
     }
 }

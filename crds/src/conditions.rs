@@ -89,6 +89,8 @@ text_enum!(
         Superseded,
         /// A child could not be written.
         ApplyFailed,
+        /// A child could not be written since an object of its name belongs to somebody else.
+        NameTaken,
         /// No node takes a pod.
         Unschedulable,
         /// A pod's image cannot be had.
@@ -111,6 +113,8 @@ text_enum!(
         FailedMount,
         /// Pods are refused, by a quota or a policy.
         FailedCreate,
+        /// The account of a pod was deleted and made anew: it has no token any more.
+        AccountReplaced,
         /// The object is being deleted.
         Deleting,
         /// The spec says that pods are not to switch.

@@ -15,6 +15,7 @@ use crate::{
 
 pub use version::{ModelVersionStatus, VersionPhase, VersionRole};
 
+pub mod report;
 mod version;
 
 /// The most digests of model files that a status has.
@@ -68,7 +69,7 @@ pub struct InferenceServiceStatus {
     /// What each pod reports about itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["pod".to_string()]))]
-    #[schemars(length(max = 512))]
+    #[schemars(schema_with = "report::entries", length(max = 512))]
     pub replicas: Vec<ReplicaStatus>,
     /// Pods that exist (scale subresource).
     #[serde(default)]

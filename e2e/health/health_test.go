@@ -29,6 +29,7 @@ var expected = map[string]struct {
 	"baking":       {"Progressing", status.InProgressStatus, "Bake of chat-"},
 	"rejected":     {"Degraded", status.FailedStatus, "was rejected: Prompts gate"},
 	"apply-failed": {"Degraded", status.FailedStatus, "forbidden"},
+	"name-taken":   {"Degraded", status.FailedStatus, "does not belong to this"},
 	"unseen":       {"Progressing", status.InProgressStatus, "last edit"},
 	// kstatus has no word for what is switched off, and goes by Ready.
 	"scaled-to-0": {"Suspended", status.InProgressStatus, "spec.replicas is 0"},

@@ -88,6 +88,12 @@ impl Error {
         causes.into_iter().any(|cause| cause.reason == NAMESPACE_ENDS)
     }
 
+    /// A child's name is somebody else's.
+    #[must_use]
+    pub fn is_of_taken_name(&self) -> bool {
+        matches!(self, Self::NameTaken { .. })
+    }
+
     /// Nothing will change by trying again soon: the API server understood the request and refused it.
     #[must_use]
     pub fn is_refusal(&self) -> bool {

@@ -121,6 +121,8 @@ pub struct Inputs<'a> {
     pub sides: &'a Sides,
     /// Accounts of the pods that there are.
     pub accounts: &'a BTreeSet<&'a str>,
+    /// UID of the account that is made for the pods, once it is known.
+    pub account_uid: Option<&'a str>,
     /// Whether any pod answers: while none does there is nothing to protect from a change of the template.
     pub answers: bool,
 }

@@ -16,8 +16,8 @@ use std::{
 use futures::{FutureExt, StreamExt, future};
 use gantry_crds::{
     InferenceService, InferenceServiceStatus, ModelVersion, ModelVersionStatus, OLD_FINALIZER,
-    conditions::{ConditionType, Reason},
-    status::{ReplicaHealth, ReplicaStatus, RolloutStatus, RolloutStep, StrategyName},
+    conditions::Reason,
+    status::{ReplicaHealth, ReplicaStatus, RolloutStatus, RolloutStep, StrategyName, WaitReason},
 };
 use jiff::Timestamp;
 use kube::{
@@ -48,7 +48,7 @@ use crate::{
     metrics::{Metrics, ReconcileOutcome},
     objects::look_at,
     observe::{Observed, Stores, WatchesEnded},
-    status::{ServiceInputs, VersionInputs, differs, pods_event, refusal_event, service_status, version_status},
+    status::{self, ServiceInputs, VersionInputs, differs, pods_event, refusal_event, service_status, version_status},
     validate::{NamedObject, ObjectKind, Problems, ValidService, validate},
     volumes,
 };
@@ -313,6 +313,7 @@ pub(crate) async fn step(
     let absent = look_for_objects(spec.as_ref().ok(), &mut observed, service, context).await;
     let (lent_secrets, unlent) = lent_secrets(spec.as_ref().ok(), &state, seen, &observed, service, context).await;
     let unmounted = look_for_volumes(&mut observed, service, context, now).await;
+    observed.have_lost_account();
     let poll = poll.into_iter().chain(absent).chain(unlent).chain(unmounted).min();
     let observed = &observed;
     let (side, other_side) = (state.active_side, state.active_side.other());
@@ -461,11 +462,10 @@ impl Pass<'_> {
         &self,
         state: &RolloutState,
         target_replicas: i32,
-        apply_error: Option<String>,
+        unwritten: Option<status::Unwritten>,
     ) -> Result<(), act::Error> {
         let (service, spec, observed, now) = (self.service, self.spec, self.observed, self.now);
-        let status =
-            service_status(&ServiceInputs { service, spec, state, observed, target_replicas, apply_error, now });
+        let status = service_status(&ServiceInputs { service, spec, state, observed, target_replicas, unwritten, now });
         if differs(service.status.as_ref(), &status) {
             let written = self.actor.write_status(&status).await?;
             let written = written.and_then(|version| version.parse().ok());
@@ -487,10 +487,8 @@ impl Pass<'_> {
     }
 
     /// Why children could not be written in the pass before, as the status says it.
-    fn refused_before(&self) -> Option<String> {
-        let conditions = &self.service.status.as_ref()?.conditions;
-        let stalled = conditions.iter().find(|condition| condition.type_ == ConditionType::Stalled.as_str())?;
-        (stalled.reason == Reason::ApplyFailed.as_str()).then(|| stalled.message.clone())
+    fn refused_before(&self) -> Option<status::Unwritten> {
+        self.service.status.as_ref().and_then(status::Unwritten::told)
     }
 
     /// Logs and counts the step that was written, and makes it an Event.
@@ -517,17 +515,21 @@ impl Pass<'_> {
             new_pods: &self.context.new_pods,
             sides: &sides,
             accounts: &self.observed.accounts(),
+            account_uid: self.observed.account_uid(self.service),
             answers: answers(self.pods),
         });
         self.actor.apply_children(self.observed, sides.active, &children).await
     }
 }
 
-/// A refusal stays until somebody acts, so it is said in the status; any other failure passes.
-fn refusals(errors: &[act::Error]) -> Option<String> {
-    let refused: Vec<_> =
-        errors.iter().filter(|error| error.is_refusal()).map(|error| limits::message(&error.to_string())).collect();
-    (!refused.is_empty()).then(|| refused.join("; "))
+/// A refusal stays until somebody acts, so it is said in the status; any other failure passes. What goes first is whose name is taken:
+/// of a long message the end is cut.
+fn refusals(errors: &[act::Error]) -> Option<status::Unwritten> {
+    let mut refused: Vec<_> = errors.iter().filter(|error| error.is_refusal()).collect();
+    refused.sort_by_key(|error| !error.is_of_taken_name());
+    let is_name_taken = refused.first()?.is_of_taken_name();
+    let messages: Vec<_> = refused.iter().map(|error| limits::message(&error.to_string())).collect();
+    Some(status::Unwritten { is_name_taken, message: messages.join("; ") })
 }
 
 /// Adds to the spec the states of the objects that its version is judged by, as far as they can be seen. They are of no
@@ -619,10 +621,11 @@ async fn look_for_objects(
     Some(JUDGED_POLL)
 }
 
-/// Whether pods wait for something else than was told last. What was told stands in the status, so no restart tells it again.
+/// Whether pods wait for something else than was told last. What was told stands in the status, so no restart tells it again. That
+/// another version ends its last requests first is how rollouts go, and nothing to warn of.
 fn waits_anew(told: Option<&RolloutStatus>, now: &RolloutStatus) -> bool {
     let told = told.filter(|told| told.attempt == now.attempt).and_then(|told| told.wait_reason);
-    now.wait_reason.is_some() && now.wait_reason != told
+    now.wait_reason.is_some_and(|reason| reason != WaitReason::NoRoom) && now.wait_reason != told
 }
 
 /// Whether any pod has a version that answers, or that did until its worker died and will again. One whose worker failed for

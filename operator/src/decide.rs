@@ -636,7 +636,10 @@ fn bake(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
         return settle(state, &now.version);
     }
     let waits = sides::waits_for_the_bake(world, &state, now);
-    let message = [waits, fleet::left_behind(world, now)].into_iter().flatten().collect::<Vec<_>>();
+    let message = [waits, fleet::waits_for_an_answer(world, now), fleet::left_behind(world, now)]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>();
     let message = (!message.is_empty()).then(|| limits::message(&message.join("; ")));
     state.rollout = Some(RolloutStatus { message, progress: None, ..now.clone() });
     (state, None)

@@ -48,7 +48,8 @@ impl Events {
 
     /// Tells that the spec cannot be carried out, or a child not be written, as its condition says.
     pub async fn refused(&self, service: &InferenceService, refused: Condition) {
-        let action = if refused.reason == Reason::ApplyFailed.as_str() { "Apply" } else { "Validate" };
+        let of_child = [Reason::ApplyFailed, Reason::NameTaken].map(Reason::as_str);
+        let action = if of_child.contains(&refused.reason.as_str()) { "Apply" } else { "Validate" };
         self.publish(service, EventType::Warning, &refused.reason, action, refused.message, None).await;
     }
 

@@ -80,6 +80,9 @@ pub const EVENT_TEXTS: usize = 64;
 /// Pods that a message names before it goes on with their number.
 pub const MESSAGE_PODS_MAX: usize = 3;
 
+/// By how much the clocks of two API servers may differ: of two objects that were made within it nobody knows which is the older one.
+pub const CLOCK_SKEW: Duration = Duration::from_secs(60);
+
 /// Time that a pod's containers may take to be made, its image and volumes included, before that is called a trouble.
 pub const CREATING_TIMEOUT: Duration = Duration::from_secs(120);
 

@@ -8,6 +8,7 @@
 //! Stores lag behind the cluster. Where that matters (`act`), the API is asked before something is done that could not be
 //! undone, and status writes carry the resource version that they were decided from.
 
+mod accounts;
 mod kept;
 mod trouble;
 
@@ -414,6 +415,8 @@ pub struct PodView {
     pub side_label: Option<Side>,
     /// Name of its ServiceAccount.
     pub account: Option<String>,
+    /// When it was made.
+    pub made: Option<Timestamp>,
 }
 
 impl PodView {
@@ -441,6 +444,7 @@ impl PodView {
             template: TemplateId::of(pod.labels()),
             side_label: pod.labels().get(SIDE_LABEL).map(|label| Side::of_label(Some(label))),
             account: pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone()),
+            made: pod.creation_timestamp().map(|at| at.0),
         }
     }
 

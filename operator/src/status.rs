@@ -12,7 +12,7 @@ use gantry_crds::{
     InferenceService, InferenceServiceStatus,
     conditions::{ConditionType, NewCondition, Reason, set_condition},
     quantity::{human_bytes, parse},
-    status::{MAX_DIGESTS, RejectedOutcome, RolloutStep},
+    status::{MAX_DIGESTS, RejectedOutcome, RolloutStatus, RolloutStep, StrategyName},
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -42,9 +42,34 @@ pub struct ServiceInputs<'a> {
     /// Pods that there should be.
     pub target_replicas: i32,
     /// Why children could not be written.
-    pub apply_error: Option<String>,
+    pub unwritten: Option<Unwritten>,
     /// The present, in whole seconds.
     pub now: Timestamp,
+}
+
+/// Why children could not be written, and will not be until somebody acts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unwritten {
+    /// Whether the name of one is somebody else's. Then the service is not what its spec asks for, whoever answers: requests to its
+    /// name may go elsewhere.
+    pub is_name_taken: bool,
+    /// Cause and next action, in a sentence.
+    pub message: String,
+}
+
+impl Unwritten {
+    /// What a status says of the pass before.
+    #[must_use]
+    pub fn told(status: &InferenceServiceStatus) -> Option<Self> {
+        let stalled = status.conditions.iter().find(|condition| condition.type_ == ConditionType::Stalled.as_str())?;
+        let is_name_taken = stalled.reason == Reason::NameTaken.as_str();
+        let is_told = is_name_taken || stalled.reason == Reason::ApplyFailed.as_str();
+        is_told.then(|| Self { is_name_taken, message: stalled.message.clone() })
+    }
+
+    fn reason(&self) -> Reason {
+        if self.is_name_taken { Reason::NameTaken } else { Reason::ApplyFailed }
+    }
 }
 
 /// The operator's part of the status of a service.
@@ -147,12 +172,13 @@ fn conditions(inputs: &ServiceInputs, ready: usize) -> [NewCondition; 7] {
     let waits = inputs.state.rollout.as_ref().is_some_and(|rollout| rollout.wait_reason.is_some());
     let (is_available, is_up_to_date) = (available.status == Some(true), up_to_date.status == Some(true));
     let ready_condition = match (is_available, is_up_to_date) {
-        // It serves without a child that is refused, such as its NetworkPolicy: nobody else would tell.
-        (true, true) if stalled.reason == Reason::ApplyFailed => {
+        // It serves without a child that is refused, such as its NetworkPolicy: nobody else would tell. Without its Service nobody finds
+        // it.
+        (true, true) if stalled.reason == Reason::ApplyFailed && inputs.observed.endpoint.is_some() => {
             let message = format!("{}; {}", available.message, stalled.message);
             new(ConditionType::Ready, true, stalled.reason, message)
         }
-        (true, true) => {
+        (true, true) if inputs.unwritten.is_none() => {
             let reason = named(trouble.as_ref()).map_or(Reason::AsRequested, |trouble| trouble.reason);
             new(ConditionType::Ready, true, reason, available.message.clone())
         }
@@ -160,7 +186,7 @@ fn conditions(inputs: &ServiceInputs, ready: usize) -> [NewCondition; 7] {
         _ if stalled.status == Some(true) => new(ConditionType::Ready, false, stalled.reason, stalled.message.clone()),
         _ if waits => new(ConditionType::Ready, false, up_to_date.reason, up_to_date.message.clone()),
         (false, _) => new(ConditionType::Ready, false, available.reason, available.message.clone()),
-        (true, false) => {
+        (true, _) => {
             // A rollout says of the pods that it waits for what they lack.
             let beside = named(trouble.as_ref()).filter(|trouble| !up_to_date.message.contains(&trouble.message));
             let beside = beside.map(|trouble| format!("; {}", trouble.message)).unwrap_or_default();
@@ -226,7 +252,8 @@ fn up_to_date(inputs: &ServiceInputs) -> NewCondition {
             let waits = rollout.message.as_deref().map(|message| format!(": {message}")).unwrap_or_default();
             let holds = rollout.step.has_candidate() && spec.holds(&rollout.version);
             let otherwise = if holds { Reason::Paused } else { Reason::RollingOut };
-            let reason = rollout.wait_reason.map_or(otherwise, Reason::from);
+            let of_other_side = || missing_other(inputs, rollout).map(|trouble| trouble.reason);
+            let reason = rollout.wait_reason.map(Reason::from).or_else(of_other_side).unwrap_or(otherwise);
             new(UpToDate, false, reason, format!("{} of {}{waits}", rollout.step.as_str(), rollout.version))
         }
         None if is_active => {
@@ -255,6 +282,13 @@ fn up_to_date(inputs: &ServiceInputs) -> NewCondition {
     }
 }
 
+/// Why pods of the side on which a candidate is prepared are not there. No other condition tells of them.
+fn missing_other(inputs: &ServiceInputs, now: &RolloutStatus) -> Option<Trouble> {
+    let is_prepared_there = now.step == RolloutStep::Prepare && now.strategy() == StrategyName::BlueGreen;
+    let side = inputs.state.active_side.other();
+    is_prepared_there.then(|| inputs.observed.trouble(side, true, inputs.now)).flatten()
+}
+
 /// Why the latched version is not served.
 fn latch(state: &RolloutState) -> (Reason, String) {
     use gantry_crds::status::GateName;
@@ -279,8 +313,8 @@ fn problem_reason(problems: &Problems) -> Reason {
 /// for may have to be put right by somebody, too; they go on by themselves then, and this says where it is told.
 fn stalled(inputs: &ServiceInputs, trouble: Option<&Trouble>) -> NewCondition {
     use ConditionType::Stalled;
-    if let Some(error) = &inputs.apply_error {
-        return new(Stalled, true, Reason::ApplyFailed, error);
+    if let Some(unwritten) = &inputs.unwritten {
+        return new(Stalled, true, unwritten.reason(), &unwritten.message);
     }
     match inputs.spec {
         Err(problems) => new(Stalled, true, problem_reason(problems), problems.to_string()),
@@ -326,7 +360,7 @@ fn reconciling(
     }
     if stalled.status == Some(true) {
         let waits = match stalled.reason {
-            Reason::ApplyFailed => {
+            Reason::ApplyFailed | Reason::NameTaken => {
                 "waits until what Stalled tells of is put right, and looks every two minutes at most"
             }
             _ => "waits for a change of what it was judged by",
@@ -354,11 +388,12 @@ fn supported(inputs: &ServiceInputs) -> NewCondition {
 /// Event is worth.
 #[must_use]
 pub fn refusal_event(old: Option<&InferenceServiceStatus>, new: &InferenceServiceStatus) -> Option<Condition> {
+    let unwritten = [Reason::ApplyFailed, Reason::NameTaken].map(Reason::as_str);
     let refused = |status: &InferenceServiceStatus| {
         let is_refusal = |one: &&Condition| {
             let is = |type_: ConditionType, status: &str| one.type_ == type_.as_str() && one.status == status;
             is(ConditionType::Supported, "False")
-                || (is(ConditionType::Stalled, "True") && one.reason == Reason::ApplyFailed.as_str())
+                || (is(ConditionType::Stalled, "True") && unwritten.contains(&one.reason.as_str()))
         };
         status.conditions.iter().find(is_refusal).cloned()
     };

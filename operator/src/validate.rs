@@ -806,7 +806,12 @@ mod tests {
 
     #[test]
     fn a_credential_in_an_address_is_refused_and_not_repeated() {
-        for uri in ["https://me:hush@h/m.gguf", "https://h/m.gguf?X-Amz-Signature=hush"] {
+        for uri in [
+            "https://me:hush@h/m.gguf",
+            "https://h/m.gguf?X-Amz-Signature=hush",
+            "https://h/m.gguf?key=hush",
+            "https://h/m.gguf#hush",
+        ] {
             let problems = validate(&service(json!({"model": {"source": {"uri": uri}}}))).unwrap_err();
             let text = problems.to_string();
             assert!(problems.any_invalid() && text.starts_with("spec.model.source.uri: "), "{text}");

@@ -253,6 +253,8 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
         (source(json!({"uri": "https://models/m.gguf?a=1&X-Amz-Signature=0a"})), "leave signatures and tokens out"),
         (source(json!({"uri": "https://models/m.gguf?sv=1&sig=0a"})), "leave signatures and tokens out"),
         (source(json!({"uri": "https://models/m.gguf?Token=0a"})), "leave signatures and tokens out"),
+        (source(json!({"uri": "https://models/m.gguf?key=0a"})), "leave signatures and tokens out"),
+        (source(json!({"uri": "https://models/m.gguf#jwt=0a"})), "leave out what begins with #"),
         (
             json!({"spec": {"runtime": {"prefixCache": {"disk": "2Gi"}}}}),
             "it is a part of spec.cache.sizeLimit, so give",

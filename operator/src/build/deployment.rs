@@ -20,10 +20,11 @@ use k8s_openapi::{
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
 };
 use kube::ResourceExt;
+use serde_json::Value;
 
 use super::{
     Inputs, METRICS_PORT, METRICS_PORT_NAME, NewPods, PORT_NAME, SERVER_PORT, account, api, deployment_name, hash,
-    labels, metadata, pod, pod_labels, selector, side_labels,
+    identity_name, labels, metadata, pod, pod_labels, selector, side_labels,
 };
 use crate::{
     limits::{DISK_BESIDE_CACHE_BYTES, REPLICA_SETS_KEPT, TERMINATION_MARGIN, TMP_SIZE},
@@ -34,6 +35,8 @@ use crate::{
 const TEMPLATE_ANNOTATION: &str = "gantry.dev/pod-template";
 /// Annotation with the hash of the template's inputs from the spec.
 const INPUTS_ANNOTATION: &str = "gantry.dev/pod-template-inputs";
+/// Annotation of the Deployment with the UID of the account that its pods were made with; of the pods, once that is another one.
+const ACCOUNT_ANNOTATION: &str = "gantry.dev/pod-account";
 /// Label of pods that tells templates apart.
 const TEMPLATE_LABEL: &str = "gantry.dev/pod-template";
 /// Label of pods that tells what they have for a model apart: a version is judged by pods that have what the spec asks for.
@@ -45,6 +48,8 @@ const CACHE_DIR: &str = "/var/cache/gantry";
 pub struct StoredTemplate {
     json: String,
     inputs: String,
+    /// UID of the account that pods were made with, once it was known.
+    account: Option<String>,
 }
 
 impl StoredTemplate {
@@ -54,7 +59,27 @@ impl StoredTemplate {
         Some(Self {
             json: annotations.get(TEMPLATE_ANNOTATION)?.clone(),
             inputs: annotations.get(INPUTS_ANNOTATION)?.clone(),
+            account: annotations.get(ACCOUNT_ANNOTATION).cloned(),
         })
+    }
+
+    /// The same for the account that there is now. Tokens of one that was deleted are of no use, whoever has its name by now: its pods
+    /// hear nothing any more, and are replaced for a word in their template.
+    fn with_account(self, name: &str, uid: Option<&str>) -> Self {
+        let Some(uid) = uid else { return self };
+        let is_another = self.account.as_deref().is_some_and(|noted| noted != uid);
+        let json = is_another.then(|| self.marked(name, uid)).flatten();
+        Self { json: json.unwrap_or(self.json), account: Some(uid.to_owned()), ..self }
+    }
+
+    /// The template with the account's UID, where its pods have that account. What is not known of it stays.
+    fn marked(&self, name: &str, uid: &str) -> Option<String> {
+        let mut template: Value = serde_json::from_str(&self.json).ok()?;
+        if template.pointer("/spec/serviceAccountName").and_then(Value::as_str) != Some(name) {
+            return None;
+        }
+        template["metadata"]["annotations"][ACCOUNT_ANNOTATION] = uid.into();
+        Some(template.to_string())
     }
 
     fn template(&self) -> Option<PodTemplateSpec> {
@@ -112,10 +137,10 @@ pub fn deployment(inputs: &Inputs, side: Side) -> Deployment {
     // One that was made before there were two goes on selecting all: its ReplicaSets tell theirs by the template.
     let selected =
         if sides.state(side).selects_side == Some(false) { pod_labels(&name) } else { side_labels(&name, side) };
-    metadata.annotations = Some(BTreeMap::from([
-        (TEMPLATE_ANNOTATION.to_owned(), stored.json),
-        (INPUTS_ANNOTATION.to_owned(), stored.inputs),
-    ]));
+    let account = stored.account.map(|uid| (ACCOUNT_ANNOTATION, uid));
+    let annotations =
+        [(TEMPLATE_ANNOTATION, stored.json), (INPUTS_ANNOTATION, stored.inputs)].into_iter().chain(account);
+    metadata.annotations = Some(annotations.map(|(key, value)| (key.to_owned(), value)).collect());
     Deployment {
         metadata,
         spec: Some(DeploymentSpec {
@@ -155,14 +180,16 @@ fn template(inputs: &Inputs, side: Side) -> (PodTemplateSpec, StoredTemplate) {
         // One that was made before there were sides would have pods that no Service finds.
         stored.inputs == wanted_inputs || (of_side.is_kept && stored.json.contains(SIDE_LABEL))
     });
+    let unchanged =
+        unchanged.map(|stored| stored.clone().with_account(&identity_name(inputs.owner), inputs.account_uid));
     if let Some(stored) = unchanged
         && let Some(template) = stored.template()
     {
-        return (template, stored.clone());
+        return (template, stored);
     }
     let template = new_template(inputs, side, &wanted_inputs);
     let json = serde_json::to_string(&template).unwrap_or_default();
-    (template, StoredTemplate { json, inputs: wanted_inputs })
+    (template, StoredTemplate { json, inputs: wanted_inputs, account: inputs.account_uid.map(str::to_owned) })
 }
 
 /// Hash of what the spec says about pods. The server image and the operator's version are left out on purpose.

@@ -25,6 +25,11 @@ fn new_pods(image: &str) -> NewPods {
 }
 
 fn built(patch: &Value, image: &str, stored: Option<&StoredTemplate>) -> Children {
+    built_for(patch, image, stored, None)
+}
+
+/// The same where the pods' account has this UID.
+fn built_for(patch: &Value, image: &str, stored: Option<&StoredTemplate>, account_uid: Option<&str>) -> Children {
     let owner = owner(patch);
     let spec = validate(&owner).unwrap();
     let sides = sides(stored);
@@ -37,6 +42,7 @@ fn built(patch: &Value, image: &str, stored: Option<&StoredTemplate>) -> Childre
         new_pods: &new_pods,
         sides: &sides,
         accounts: &BTreeSet::new(),
+        account_uid,
         answers: true,
     })
 }
@@ -121,6 +127,39 @@ fn a_template_is_kept_until_its_inputs_change() {
     }
     let scaled = built(&json!({"/spec/replicas": 5}), "server:2", Some(&stored(&old)));
     assert_eq!(pod(&old), pod(&scaled));
+}
+
+#[test]
+fn pods_are_replaced_when_their_account_is_made_anew_and_at_no_other_time() {
+    let template = |children: &Children| children.deployment.spec.clone().unwrap().template;
+    let again = |patch: Value, before: &Children, uid| built_for(&patch, "server:2", Some(&stored(before)), uid);
+    let made = built(&json!({}), "server:1", None);
+    // As an operator of before left it, too: which account pods had is not known, and is taken for the one that there is.
+    let noted = again(json!({}), &made, Some("a"));
+    assert_ne!(noted.deployment.metadata, made.deployment.metadata);
+    assert_eq!(template(&noted), template(&made));
+    assert_eq!(again(json!({}), &noted, Some("a")), noted);
+    assert_eq!(again(json!({}), &noted, None), noted, "while it is away nothing is known");
+    let anew = again(json!({}), &noted, Some("b"));
+    let (mut before, mut after) = (template(&noted), template(&anew));
+    let mut annotations = after.metadata.as_mut().unwrap().annotations.take().unwrap();
+    assert_eq!(annotations.remove("gantry.dev/pod-account").as_deref(), Some("b"));
+    assert_eq!(annotations, before.metadata.as_mut().unwrap().annotations.take().unwrap_or_default());
+    assert_eq!(after, before, "and nothing else of it is another: not the image of this release");
+    assert_eq!(again(json!({}), &anew, Some("b")), anew, "once");
+    // A template of a later release keeps what this one does not know of it.
+    let mut later = serde_json::to_value(&noted.deployment).unwrap();
+    let mut known: Value =
+        serde_json::from_str(noted.deployment.annotations()["gantry.dev/pod-template"].as_str()).unwrap();
+    known["spec"]["fromLater"] = json!(1);
+    later["metadata"]["annotations"]["gantry.dev/pod-template"] = known.to_string().into();
+    let later: Deployment = serde_json::from_value(later).unwrap();
+    let kept = built_for(&json!({}), "server:2", StoredTemplate::of(later.annotations()).as_ref(), Some("b"));
+    assert!(kept.deployment.annotations()["gantry.dev/pod-template"].contains("fromLater"));
+    // Pods of the user's own account have nothing of it.
+    let own = json!({"/spec/pod": {"serviceAccountName": "mine"}});
+    let mine = built_for(&own, "server:1", None, Some("a"));
+    assert_eq!(template(&again(own, &mine, Some("b"))), template(&mine));
 }
 
 #[test]
@@ -348,6 +387,7 @@ fn the_rights_follow_the_accounts_of_the_pods() {
             lent_secrets: &BTreeSet::new(),
             sides: &sides(None),
             accounts: &living.iter().copied().collect(),
+            account_uid: None,
             answers: true,
         });
         let binding = serde_json::to_value(&children.role_binding).unwrap();
@@ -557,6 +597,7 @@ fn pods_fetch_from_private_addresses_unless_the_installation_forbids_it() {
             new_pods: &new_pods,
             sides: &sides(None),
             accounts: &BTreeSet::new(),
+            account_uid: None,
             answers: true,
         });
         let env = pod(&children)["containers"][0]["env"].clone();
@@ -600,6 +641,7 @@ fn agents_may_read_what_their_service_names_and_nothing_else() {
             new_pods: &new_pods("server:1"),
             sides: &sides(None),
             accounts: &BTreeSet::new(),
+            account_uid: None,
             answers: true,
         })
     };
@@ -658,6 +700,7 @@ fn each_side_has_its_pods_and_the_service_leads_to_the_one_that_answers() {
             new_pods: &new_pods("server:1"),
             sides,
             accounts: &BTreeSet::new(),
+            account_uid: None,
             answers: true,
         })
     };

@@ -118,6 +118,29 @@ fn one_pod_that_has_unloaded_the_way_back_gets_the_time_to_load_it() {
     assert_eq!(scene.step_now(), Some(RolloutStep::Rollback));
 }
 
+/// A pod that fell silent says for ever what it said last.
+#[test]
+fn a_bake_goes_on_beyond_its_time_while_no_pod_answers() {
+    let mut scene = Scene::baking();
+    scene.cut_off = vec!["a", "b"];
+    scene.missing_pod = Some("pod a is not heard of any more");
+    scene.now += 6000;
+    assert_eq!(scene.step(), None);
+    let message = scene.state.rollout.clone().unwrap().message.unwrap();
+    assert!(
+        message.contains("no pod answers with it") && message.ends_with("pod a is not heard of any more"),
+        "{message}"
+    );
+    assert_eq!((scene.step(), scene.state.previous.clone()), (None, Some(name(1))), "the way back stays");
+    scene.cut_off = vec!["a"];
+    assert_eq!(scene.step(), Some(Transition::Settled { version: name(2) }));
+    // Where there are to be no pods nobody is waited for.
+    let mut none = Scene::baking();
+    (none.cut_off, none.replicas) = (vec!["a", "b"], 0);
+    none.now += 6000;
+    assert_eq!(none.step(), Some(Transition::Settled { version: name(2) }));
+}
+
 #[test]
 fn the_way_back_is_let_go_when_the_bake_is_over() {
     let mut scene = edited();

@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use super::{
     CountedPod, World, after, agents, canary, candidate_report,
     failure::{Failure, said_of},
-    has_prepared, hold, is_prepared, serves, sides, template,
+    has_prepared, hold, is_prepared, serves, template,
 };
 use crate::{limits, text::some_of};
 
@@ -308,12 +308,18 @@ pub(super) fn judge_bake(world: &World, now: &RolloutStatus) -> Option<Failure> 
     Tally::of(world, now).verdict(is_watched_to_the_end(world, now))
 }
 
-/// Whether a bake is over. One that no pod has is not watched: it waits for one, unless there are to be none.
+/// Whether a bake is over. One that no pod answers with is not watched: it waits for one, unless there are to be none.
 pub(super) fn is_watched_to_the_end(world: &World, now: &RolloutStatus) -> bool {
-    let has_it = |pod: &CountedPod| pod.report.is_some_and(|report| serves(report, &now.version));
-    // The pods to go back to are gone then: what has taken their place must be there.
-    let has_it = |pod: &CountedPod| has_it(pod) && (pod.ready || !sides::is_blue_green(now));
+    // What one says that gets no requests may be what it said before it fell silent.
+    let has_it = |pod: &CountedPod| pod.ready && pod.report.is_some_and(|report| serves(report, &now.version));
     world.now >= now.deadline.0 && (world.target_replicas == 0 || world.pods.iter().any(has_it))
+}
+
+/// That a bake goes on beyond its time, since no pod answers with the version.
+pub(super) fn waits_for_an_answer(world: &World, now: &RolloutStatus) -> Option<String> {
+    let waits = world.now >= now.deadline.0 && !is_watched_to_the_end(world, now);
+    let why = world.missing_pod.map(|why| format!(": {why}")).unwrap_or_default();
+    waits.then(|| format!("its time is over, and no pod answers with it: it goes on until one does{why}"))
 }
 
 /// The pods that the others go on without, and why.

@@ -15,6 +15,8 @@ pub const RETRY_IN_VAIN: Duration = Duration::from_secs(600);
 pub const RESTORE_ALONE: Duration = Duration::from_secs(30);
 /// Characters of a message in a status.
 pub const MAX_MESSAGE_CHARS: usize = 800;
+// With the words around it, a message is one that the API server takes of a pod.
+const _: () = assert!(MAX_MESSAGE_CHARS + 256 <= gantry_crds::status::report::MAX_REPORT_MESSAGE_CHARS as usize);
 /// The shortest time between two writes of a pod's entry: changes that come closer are written together.
 pub const STATE_PERIOD: Duration = Duration::from_millis(250);
 /// The shortest time between a write and one for figures alone.

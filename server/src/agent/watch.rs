@@ -69,9 +69,21 @@ pub(super) async fn follow(
                 );
                 seen.send_replace(Observed::default());
             }
+            Err(error) if is_token_refused(&error) => tracing::error!(%error, "{TOKEN_REFUSED}"),
             Err(error) => tracing::warn!(%error, "cannot follow the InferenceService; it is tried again"),
         }
     }
+}
+
+/// What no further try mends.
+const TOKEN_REFUSED: &str = "the API server does not know this pod's token: its ServiceAccount was deleted, or deleted and made anew. What is \
+    loaded goes on answering, and nothing is heard of the service or reported to it any more. The operator replaces pods whose account it \
+    made itself; others have to be: annotate the service with gantry.dev/restart=<any new value>";
+
+/// Whether the API server does not know who asks.
+fn is_token_refused(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes.any(|cause| matches!(cause.downcast_ref(), Some(kube::Error::Api(status)) if status.code == 401))
 }
 
 /// Addresses that versions name without a digest.
@@ -155,5 +167,22 @@ impl Iterator for WatchBackoff {
 impl Backoff for WatchBackoff {
     fn reset(&mut self) {
         self.failures = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    #[test]
+    fn a_token_that_is_not_known_is_no_trouble_with_the_connection() {
+        for (code, refused) in [(401, true), (403, false), (500, false)] {
+            let answer = || kube::Error::Api(Box::new(Status { code, ..Status::default() }));
+            for error in [watcher::Error::WatchStartFailed(answer()), watcher::Error::InitialListFailed(answer())] {
+                assert_eq!(is_token_refused(&error), refused, "{error}");
+            }
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use gantry_crds::status::report::as_written;
 use gantry_crds::status::{Degradation, ReplicaMemory, ReplicaStatus};
 use gantry_crds::{GROUP, VERSION, agent_field_manager};
 use gantry_engine::DegradationLevel;
@@ -91,7 +92,7 @@ impl Writer {
             "apiVersion": format!("{GROUP}/{VERSION}"),
             "kind": "InferenceService",
             "metadata": {"name": self.service},
-            "status": {"replicas": [entry]},
+            "status": {"replicas": [as_written(&entry)]},
         }));
         let result = timeout(WRITE_LIMIT, self.api.patch_status(&self.service, &parameters, &patch)).await;
         let error = match result {

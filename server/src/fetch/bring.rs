@@ -108,7 +108,9 @@ impl Fetcher {
         let (mut files, mut noted, mut fetched) = (Vec::new(), Vec::new(), false);
         let count = named.files.len();
         for (number, (file, state)) in named.files.iter().zip(states).enumerate() {
-            watched.progress.send_modify(|progress| (progress.part, progress.parts) = (number + 1, count));
+            watched
+                .progress
+                .send_modify(|progress| (progress.part, progress.parts, progress.furthest) = (number + 1, count, 0));
             let last = known.and_then(|known| known.files.get(number));
             let (model, came) = self.bring_file(file, state, last, watched).await?;
             fetched |= came;

@@ -9,16 +9,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use bytes::Bytes;
+use reqwest::Response;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use super::cache::Grant;
 use super::error::FetchError;
 use super::http::{self, Answer, Target};
-use super::limits::{MAX_MODEL_BYTES, UNSAID_LENGTH_STEP_BYTES, WRITE_QUEUE_CHUNKS};
+use super::limits::{MAX_MODEL_BYTES, SILENCE_TOLD_AFTER, UNSAID_LENGTH_STEP_BYTES, WRITE_QUEUE_CHUNKS};
 use super::magic::Magic;
 use super::partial::{Partial, Validator};
-use super::progress::{FetchProgress, Meter};
+use super::progress::{FetchProgress, Meter, silence};
 use super::segments::{self, Body};
 
 /// What one connection needs.
@@ -41,7 +43,8 @@ impl Download<'_> {
         let tag = partial.validator().etag.clone();
         let offset = if self.any && tag.is_none() { 0 } else { partial.bytes() };
         let range = (offset > 0).then_some((offset, None));
-        let response = match http::send(self.target, range, partial.validator()).await {
+        let head = http::send(self.target, range, partial.validator());
+        let response = match self.awaited(head, offset).await {
             Ok(response) => response,
             Err(error) => return (Some(partial), Err(error)),
         };
@@ -138,7 +141,8 @@ impl Download<'_> {
         let mut magic = Magic::from(start);
         let mut meter = Meter::new(self.progress, bytes, total, Instant::now());
         loop {
-            match body.chunk().await {
+            let (chunk, is_silent) = next(&mut body, &mut meter, self.target.address, bytes).await;
+            match chunk {
                 Ok(Some(chunk)) => {
                     bytes += chunk.len() as u64;
                     magic.check(&chunk).map_err(|_| FetchError::NotGguf(self.target.address.to_owned()))?;
@@ -156,6 +160,10 @@ impl Download<'_> {
                     let total = total.unwrap_or(bytes);
                     let reason = format!("{} ended its answer after {bytes} of {total} bytes", self.target.address);
                     return Err(FetchError::temporary(reason));
+                }
+                // As it was told while it lasted: another text would be another write.
+                Err(error) if is_silent && error.is_temporary() => {
+                    return Err(FetchError::temporary(silence(self.target.address, bytes)));
                 }
                 Err(error) => {
                     let retry_after = error.retry_after();
@@ -191,6 +199,50 @@ impl Download<'_> {
             }
             error => error,
         })
+    }
+}
+
+impl Download<'_> {
+    /// The head of an answer. That none comes is told while it is waited for.
+    async fn awaited(
+        &self,
+        head: impl Future<Output = Result<Response, FetchError>>,
+        offset: u64,
+    ) -> Result<Response, FetchError> {
+        let mut head = std::pin::pin!(head);
+        match timeout(SILENCE_TOLD_AFTER, &mut head).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                let silence = silence(self.target.address, offset);
+                self.progress.send_if_modified(|progress| progress.stand_still(&silence));
+                head.await
+            }
+        }
+    }
+}
+
+/// The next bytes, and whether it was told that none came for long.
+async fn next(
+    body: &mut Body<'_>,
+    meter: &mut Meter<'_>,
+    address: &str,
+    bytes: u64,
+) -> (Result<Option<Bytes>, FetchError>, bool) {
+    let arrived = body.arrived();
+    let mut seen = arrived.load(Ordering::Relaxed);
+    let mut is_silent = false;
+    let mut chunk = std::pin::pin!(body.chunk());
+    loop {
+        if let Ok(chunk) = timeout(SILENCE_TOLD_AFTER, &mut chunk).await {
+            return (chunk, is_silent);
+        }
+        // A segment comes at once when all of it is there.
+        let now = arrived.load(Ordering::Relaxed);
+        is_silent = now == seen;
+        seen = now;
+        if is_silent {
+            meter.is_silent(&silence(address, bytes));
+        }
     }
 }
 

@@ -28,7 +28,14 @@ pub const FETCH_SEGMENT_BYTES: u64 = 4 << 20;
 pub const FETCH_CHUNK_BYTES: usize = 64 << 10;
 /// With less than this to come, one connection brings all of it.
 pub const SEGMENTED_MIN_BYTES: u64 = 64 << 20;
-/// The wait before the first new try; it doubles with each one that brought no byte.
+/// How long nothing comes of an answer, or none to a request, before that is told. It goes on until [`READ_LIMIT`].
+pub const SILENCE_TOLD_AFTER: Duration = Duration::from_secs(10);
+/// What a try has to bring beyond all that was there before, for the next one to come soon, and for what was told of a standstill to
+/// be over: a source that sends a byte with each connection, or the same half of a file again and again, gets nobody anywhere.
+pub const PROGRESS_MIN_BYTES: u64 = 64 << 10;
+/// Causes that a fetch which stands still remembers to have told.
+pub const MAX_TOLD_CAUSES: usize = 8;
+/// The wait before the first new try; it doubles with each one that brought less than [`PROGRESS_MIN_BYTES`].
 pub const RETRY_BACKOFF_MIN: Duration = Duration::from_millis(500);
 /// The longest wait before a new try, a server's `Retry-After` included.
 pub const RETRY_BACKOFF_MAX: Duration = Duration::from_secs(30);

@@ -6,7 +6,7 @@
 //! rest comes over one connection. Absent: tries, which are the caller's.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt as _;
@@ -32,6 +32,8 @@ struct Origin {
     asked: Asked,
     address: String,
     validator: Validator,
+    /// Bytes that have come over any of the connections.
+    arrived: Arc<AtomicU64>,
 }
 
 /// Why a segment did not come.
@@ -50,6 +52,7 @@ impl From<FetchError> for Failed {
 /// The segments after the first one, in their order.
 pub(super) struct Segments {
     coming: mpsc::Receiver<Result<Bytes, Failed>>,
+    arrived: Arc<AtomicU64>,
     _fetching: AbortOnDropHandle<()>,
 }
 
@@ -80,6 +83,11 @@ impl<'a> Body<'a> {
         let segments = Segments::of(target, &response, validator, start + FETCH_SEGMENT_BYTES, total);
         let first = Some((response, FETCH_SEGMENT_BYTES));
         Self { first, segments: Some(segments), segment: Bytes::new(), target, refused }
+    }
+
+    /// Counts what comes into memory before it is given out.
+    pub(super) fn arrived(&self) -> Arc<AtomicU64> {
+        self.segments.as_ref().map(|segments| Arc::clone(&segments.arrived)).unwrap_or_default()
     }
 
     /// The next bytes; `None` at the end.
@@ -131,6 +139,7 @@ impl Segments {
             Auth::Bearer(token) if http::is_same_origin(&url, target.url) => Some(token.clone()),
             _ => None,
         };
+        let arrived = Arc::new(AtomicU64::new(0));
         let origin = Arc::new(Origin {
             client: target.several.clone(),
             url,
@@ -138,6 +147,7 @@ impl Segments {
             asked: target.asked,
             address: target.address.to_owned(),
             validator: validator.clone(),
+            arrived: Arc::clone(&arrived),
         });
         let (sender, coming) = mpsc::channel(1);
         let fetching = tokio::spawn(async move {
@@ -152,7 +162,7 @@ impl Segments {
                 }
             }
         });
-        Self { coming, _fetching: AbortOnDropHandle::new(fetching) }
+        Self { coming, arrived, _fetching: AbortOnDropHandle::new(fetching) }
     }
 }
 
@@ -187,6 +197,7 @@ impl Origin {
         let mut segment = BytesMut::with_capacity(wanted);
         while let Some(chunk) = response.chunk().await.map_err(failed)? {
             segment.extend_from_slice(&chunk);
+            self.arrived.fetch_add(chunk.len() as u64, Ordering::Relaxed);
             if segment.len() > wanted {
                 break;
             }

@@ -35,6 +35,10 @@ pub enum Fault {
     Endless,
     /// The file, of which a byte comes now and then.
     Trickle,
+    /// The first half of it as a part, whatever range was asked for.
+    Half,
+    /// So many bytes of the body, and then nothing over a connection that stays.
+    Silent(usize),
 }
 
 /// What a request asked for.
@@ -133,11 +137,15 @@ impl FileServer {
         }
         let body = match fault {
             Fault::Trickle => &[],
-            Fault::Cut(bytes) | Fault::UnsaidCut(bytes) => &body[..bytes.min(body.len())],
+            Fault::Cut(bytes) | Fault::UnsaidCut(bytes) | Fault::Silent(bytes) => &body[..bytes.min(body.len())],
             _ => &body[..],
         };
         stream.write_all(body).await?;
         self.state.lock().unwrap().sent_bytes += body.len();
+        if matches!(fault, Fault::Silent(_)) {
+            stream.flush().await?;
+            std::future::pending::<()>().await;
+        }
         if fault == Fault::Endless {
             loop {
                 let more = [0; 64 * 1024];
@@ -171,6 +179,12 @@ fn respond(asked: &Asked, fault: &Fault, content: &[u8], etag: Option<&str>) -> 
             return ("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n".to_owned(), content.to_vec());
         }
         Fault::Redirect(to) => return simple("302 Found", &format!("location: {to}\r\n")),
+        Fault::Half => {
+            let (half, all) = (content.len() / 2, content.len());
+            let range = format!("{tag}content-range: bytes 0-{}/{all}\r\ncontent-length: {half}\r\n", half - 1);
+            let head = format!("HTTP/1.1 206 Partial Content\r\n{range}connection: close\r\n\r\n");
+            return (head, content[..half].to_vec());
+        }
         _ => {}
     }
     let same_file = asked.if_range.is_none() || asked.if_range.as_deref() == etag || *fault == Fault::IgnoreIfRange;

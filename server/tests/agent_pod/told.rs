@@ -38,6 +38,49 @@ async fn why_a_fetch_fails_is_told_once_and_not_with_every_try() {
     pod.end().await;
 }
 
+/// Each try brings bytes, and none of them gets any further than the one before it.
+#[tokio::test(flavor = "multi_thread")]
+async fn half_a_file_again_and_again_is_told_once_and_asked_for_ever_more_seldom() {
+    let mut pod = Pod::fresh();
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    one.faults([Fault::None]);
+    one.always(Some(Fault::Half));
+    pod.prepare(&version("v1", &one, &sha_one));
+    let fails = |entry: &Value| entry["candidate"]["waitReason"] == "FetchBackOff";
+    let entry = pod.api.entry("it says why", fails).await;
+    let message = entry["candidate"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("answers from byte 0") && message.contains(&one.url()), "{message}");
+    let told = |entry: &Value| (entry["candidate"]["waitReason"].clone(), entry["candidate"]["message"].clone());
+    let (before, tries, start) = (state_writes(&pod.api), one.asked().len(), Instant::now());
+    while one.asked().len() < tries + 3 {
+        assert!(start.elapsed() < PATIENCE, "it does not try again");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(start.elapsed() > Duration::from_secs(5), "it asks as often as ever: {:?}", start.elapsed());
+    let since = &state_writes(&pod.api)[before.len()..];
+    let expected = told(&entry);
+    assert!(since.iter().all(|entry| told(entry) == expected), "{since:#?}");
+    one.always(None);
+    pod.api.entry("v1 prepared", |entry| entry["prepared"] == "v1").await;
+    pod.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_sends_nothing_any_more_is_told_of_while_it_is_waited_for() {
+    let mut pod = Pod::fresh();
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    one.faults([Fault::None]);
+    one.always(Some(Fault::Silent(1 << 20)));
+    pod.prepare(&version("v1", &one, &sha_one));
+    let fails = |entry: &Value| entry["candidate"]["waitReason"] == "FetchBackOff";
+    let entry = pod.api.entry("it says why", fails).await;
+    let message = entry["candidate"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("has sent nothing for more than 10 s") && message.contains(&one.url()), "{message}");
+    assert_eq!(one.asked().len(), 2, "its header and its file: it is told before the next try");
+    assert_eq!(entry["candidate"]["progress"]["bytes"], 1 << 20, "{entry:#}");
+    pod.end().await;
+}
+
 /// A pod that lacks the active version tries to have it for as long as it lives, and each try fails in its last gate.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_lacks_the_active_version_writes_nothing_with_each_try() {

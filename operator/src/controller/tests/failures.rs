@@ -63,6 +63,8 @@ async fn a_crash_between_stamping_and_the_status_is_made_good() {
     assert_eq!(
         scene.api.writes(),
         [
+            // Which account its pods have is known by now.
+            &format!("PATCH {DEPLOYMENT}"),
             STATUS,
             EVENTS,
             &format!("PATCH {VERSIONS}/{}/status", scene.service().status.unwrap().candidate_version.unwrap())
@@ -104,15 +106,52 @@ async fn somebody_elses_object_is_not_taken_over() {
     let requests = scene.api.requests();
     assert!(requests.iter().all(|request| request.line != format!("PATCH {ENDPOINT}")));
     let failed = |requests: &[Recorded]| {
-        requests.iter().filter(|request| request.line == EVENTS && request.body["reason"] == "ApplyFailed").count()
+        requests.iter().filter(|request| request.line == EVENTS && request.body["reason"] == "NameTaken").count()
     };
     assert_eq!(failed(&requests), 1);
     let (status, reason, message) = scene.condition("Stalled");
-    assert_eq!((status.as_str(), reason.as_str()), ("True", "ApplyFailed"));
+    assert_eq!((status.as_str(), reason.as_str()), ("True", "NameTaken"));
     assert!(message.starts_with("Service chat exists and does not belong"), "{message}");
-    assert_eq!(scene.condition("Ready").1, "ApplyFailed", "what the user has to do goes first");
+    assert_eq!(scene.condition("Ready").1, "NameTaken", "what the user has to do goes first");
     scene.step().await.unwrap_err();
     assert_eq!(failed(&scene.api.requests()), 0, "it is told once");
+}
+
+/// Whatever the kind of the child: pods answer, and are not reached as the spec asks, or may not do what they should.
+#[tokio::test]
+async fn a_service_is_not_ready_while_the_name_of_a_child_is_somebody_elses() {
+    for child in CHILDREN {
+        let mut scene = Scene::serving().await;
+        scene.api.edit(child, |object| object["metadata"]["ownerReferences"] = json!([]));
+        assert!(scene.step().await.unwrap_err().is_refusal(), "{child}");
+        let requests = scene.api.requests();
+        assert!(requests.iter().all(|request| request.line != format!("PATCH {child}")), "{child} is taken over");
+        let event = &requests.iter().find(|request| request.line == EVENTS).unwrap().body;
+        assert_eq!((&event["reason"], &event["type"]), (&json!("NameTaken"), &json!("Warning")), "{child}");
+        let (status, reason, message) = scene.condition("Ready");
+        assert_eq!((status.as_str(), reason.as_str()), ("False", "NameTaken"), "{child}");
+        assert!(message.contains("does not belong to this InferenceService: rename"), "{message}");
+        assert_eq!((scene.condition("Available").0, scene.condition("UpToDate").0), ("True".into(), "True".into()));
+        assert!(scene.condition("Reconciling").2.contains("what Stalled tells of"));
+        assert!(scene.step().await.unwrap_err().is_refusal());
+        assert_eq!(scene.api.writes().len(), 0, "it is told once");
+        scene.api.remove(child);
+        scene.step().await.unwrap();
+        assert_eq!((scene.condition("Ready").0.as_str(), scene.condition("Stalled").0.as_str()), ("True", "False"));
+    }
+}
+
+#[tokio::test]
+async fn a_service_that_may_not_have_its_service_is_not_ready() {
+    let mut scene = Scene::serving().await;
+    scene.api.remove(ENDPOINT);
+    scene.api.fail(&format!("PATCH {ENDPOINT}"), 403, "exceeded quota");
+    assert!(scene.step().await.unwrap_err().is_refusal());
+    let (status, reason, message) = scene.condition("Ready");
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "ApplyFailed"));
+    assert_eq!(message, "applying Service chat: exceeded quota");
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("Ready").0, "True");
 }
 
 #[tokio::test]

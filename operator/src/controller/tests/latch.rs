@@ -186,7 +186,9 @@ async fn what_no_pod_judges_is_not_looked_at() {
     let mut scene = Scene::new();
     scene.api.edit(SERVICE, |service| service["spec"]["replicas"] = json!(0));
     scene.pods.clear();
-    scene.step().await.unwrap();
+    for _ in 0..2 {
+        scene.step().await.unwrap();
+    }
     scene.api.requests();
     assert_ne!(scene.step().await.unwrap(), Action::requeue(JUDGED_POLL));
     assert_eq!(scene.api.requests().len(), 0);

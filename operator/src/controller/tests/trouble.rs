@@ -166,6 +166,80 @@ async fn credentials_that_a_container_cannot_be_made_without_are_told_by_the_fie
     );
 }
 
+/// Tokens of an account that was deleted are of no use, whoever has its name by now.
+#[tokio::test]
+async fn pods_whose_account_is_made_anew_are_replaced_and_it_is_told_why() {
+    let mut scene = Scene::serving().await;
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.requests().len(), 0, "nothing is left to be noted");
+    let template = |scene: &Scene| scene.api.get::<Deployment>(DEPLOYMENT).unwrap().spec.unwrap().template;
+    let before = template(&scene);
+    let at = |seconds: i64| scene.now.checked_add(jiff::SignedDuration::from_secs(seconds)).unwrap();
+    let (made, anew) = (at(0), at(2 * limits::CLOCK_SKEW.as_secs() as i64));
+    for pod in &mut scene.pods {
+        (pod.account, pod.made) = (Some("chat-gantry".to_owned()), Some(made));
+    }
+    scene.api.remove(ACCOUNT);
+    scene.step().await.unwrap();
+    assert!(scene.api.writes().contains(&format!("PATCH {ACCOUNT}")));
+    assert_eq!(template(&scene), before, "the new one is not known yet");
+    scene.api.edit(ACCOUNT, |account| account["metadata"]["creationTimestamp"] = json!(anew.to_string()));
+    scene.step().await.unwrap();
+    let account: PartialObjectMeta<ServiceAccount> = scene.api.get(ACCOUNT).unwrap();
+    let annotations = template(&scene).metadata.unwrap().annotations.unwrap();
+    assert_eq!(annotations.get("gantry.dev/pod-account"), account.metadata.uid.as_ref());
+    let (status, reason, message) = scene.condition("PodsReady");
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "AccountReplaced"));
+    assert!(message.contains("pod chat-a is not heard of any more: its ServiceAccount chat-gantry"), "{message}");
+    let requests = scene.api.requests();
+    let event = &requests.iter().find(|request| request.line == EVENTS).unwrap().body;
+    assert_eq!((&event["reason"], &event["type"]), (&json!("AccountReplaced"), &json!("Warning")));
+    scene.pods.iter_mut().for_each(|pod| pod.made = Some(anew));
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("PodsReady").1, "AsRequested");
+    scene.api.requests();
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.requests().len(), 0, "they are replaced once");
+}
+
+/// That another version ends its last requests first is how rollouts go.
+#[tokio::test]
+async fn a_wait_for_room_is_told_in_the_column_and_by_no_event() {
+    let mut scene = Scene::serving().await;
+    let old = scene.service().status.unwrap().active_version.unwrap();
+    scene.ask_for("2");
+    scene.step().await.unwrap();
+    let new = scene.service().status.unwrap().candidate_version.unwrap();
+    for (reason, events) in [("NoRoom", 0), ("FetchBackOff", 1)] {
+        scene.api.requests();
+        let message = format!("waits until {old} is unloaded");
+        let candidate = json!({"version": new, "phase": "Validating", "waitReason": reason, "message": message});
+        scene.report(json!({"version": old, "candidate": candidate}));
+        scene.step().await.unwrap();
+        assert_eq!(scene.condition("Ready").1, reason);
+        assert_eq!(scene.api.writes().iter().filter(|line| *line == EVENTS).count(), events, "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn why_pods_of_the_other_side_are_not_there_stands_in_the_column() {
+    let mut scene = Scene::serving().await;
+    scene.api.edit(SERVICE, |service| service["spec"]["rollout"] = json!({"strategy": "BlueGreen"}));
+    scene.ask_for("2");
+    scene.step().await.unwrap();
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("Ready").1, "RollingOut", "they are on their way");
+    let why = "pod chat-green-a finds no node: no GPU";
+    scene.pods.push(PodView { side_label: Some(Side::Green), ..unschedulable("chat-green-a", why) });
+    scene.step().await.unwrap();
+    for type_ in ["UpToDate", "Ready"] {
+        let (status, reason, message) = scene.condition(type_);
+        assert_eq!((status.as_str(), reason.as_str()), ("False", "Unschedulable"), "{type_}: {message}");
+        assert!(message.contains(why), "{type_}: {message}");
+    }
+    assert_eq!(scene.condition("Available").0, "True");
+}
+
 #[tokio::test]
 async fn who_may_ask_is_a_change_of_the_pods_and_of_no_version() {
     let mut scene = Scene::serving().await;
