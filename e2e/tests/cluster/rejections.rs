@@ -142,7 +142,7 @@ async fn bad_models_are_rejected_by_their_gates_and_the_active_one_never_notices
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a cluster: make test"]
-async fn a_model_that_predicts_otherwise_is_rejected_and_the_same_in_four_bits_is_not() -> Result<()> {
+async fn a_model_that_predicts_otherwise_or_is_too_slow_is_rejected_and_the_same_in_four_bits_is_not() -> Result<()> {
     with_temp_ns("drift", async |namespace| {
         let store = ModelStore::on(&namespace.cluster).await?;
         let (v2, bad) = (store.model(DemoModel::V2)?, store.model(DemoModel::V3Bad)?);
@@ -157,7 +157,11 @@ async fn a_model_that_predicts_otherwise_is_rejected_and_the_same_in_four_bits_i
 
         let rejected = ensure_rejected(&service, &v2, &bad, GateName::Drift).await?;
         ensure!(rejected.message.contains("spec.rollout.gates.drift."), "the limit is not named: {rejected:?}");
-        service.set_model(&four_bits).await?;
+        // As fast as no machine makes it, and as slow as none does: what is measured stands against the limit that is given.
+        service.patch(timed("20")).await?;
+        let slow = ensure_rejected(&service, &v2, &four_bits, GateName::Performance).await?;
+        ensure!(slow.message.contains("spec.rollout.gates.performance.minDecodeRatio"), "{slow:?}");
+        service.patch(timed("0.02")).await?;
         service.await_switched(&four_bits, ROLLOUT_TIMEOUT).await?;
 
         let report = load.finish().await?;
@@ -166,6 +170,10 @@ async fn a_model_that_predicts_otherwise_is_rejected_and_the_same_in_four_bits_i
         service.ensure_same_pods(&pods).await
     })
     .await
+}
+
+fn timed(min_decode_ratio: &str) -> serde_json::Value {
+    serde_json::json!({"spec": {"rollout": {"gates": {"performance": {"minDecodeRatio": min_decode_ratio}}}}})
 }
 
 /// Strings of a header that takes 256 MiB of memory, which nobody predicts: six times what is predicted for the model.
