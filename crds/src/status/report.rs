@@ -140,7 +140,7 @@ mod tests {
         let entry = json!({"pod": "p", "health": "Failed", "message": long, "reportedAt": "2026-01-01T00:00:00Z",
             "candidate": {"version": "v", "phase": "Failed", "message": long, "gates": vec![gate; 100]},
             "canary": {"version": "v", "share": "5%", "breach": {"signal": long, "value": "", "limit": long, "samples": 1}},
-            "agent": {"gates": [], "strategies": [], "signals": vec![long.clone(); 100]}});
+            "agent": {"gates": [], "strategies": [], "signals": vec![long; 100]}});
         let entry: ReplicaStatus = serde_json::from_value(entry).unwrap();
         let written = as_written(&entry);
         assert_eq!(beyond("replicas", &schema(), Some(&json!([written]))), [] as [String; 0]);
