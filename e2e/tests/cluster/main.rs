@@ -8,6 +8,7 @@ mod access;
 mod answers;
 mod blue_green;
 mod canary;
+mod children;
 mod deletion;
 mod evictions;
 mod faults;

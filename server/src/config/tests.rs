@@ -459,7 +459,10 @@ fn every_word_that_is_not_understood_is_told_at_once() {
             &["m.gguf", "--paralel", "4", "--prot=8081", "--lora", "on", "--frobnicate", "x", "-c", "512"][..],
             &["'--parallel'", "'--port'", "'--lora'", "'--frobnicate' is not a flag", "4 settings"][..],
         ),
-        (&["m.gguf", "--frobnicate", "n.gguf"], &["'--frobnicate'", "'n.gguf': nothing more is expected", "2 settings"]),
+        (
+            &["m.gguf", "--frobnicate", "n.gguf"],
+            &["'--frobnicate'", "'n.gguf': nothing more is expected", "2 settings"],
+        ),
         (&["--temp", "0.5", "--seed", "-2"], &["'--temp'", "'--seed'", "2 settings"]),
         (&["validate", "m.gguf", "--port", "1", "-ngl", "9"], &["'--port' is for `serve`", "'--n-gpu-layers' is for"]),
         (&["validate", "m.gguf", "-m", "m.gguf"], &["cannot be used with"]),
