@@ -1,6 +1,7 @@
 //! File descriptors: as many as may be had, and some of them kept for what is no connection.
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::limits::{DESCRIPTOR_RESERVE, MAX_CONNECTIONS, MAX_PROBE_CONNECTIONS};
 
@@ -21,6 +22,15 @@ pub fn raise() {
              (ulimit -Hn, LimitNOFILE=, or the container runtime's default) for {MAX_CONNECTIONS}"
         );
     }
+}
+
+/// Has a write past the limit of a file's length (`ulimit -f`) fail, as one to a full disk does: by itself it ends the process. In a
+/// runtime, whose handler stays for as long as the process does.
+///
+/// # Errors
+/// The system takes no handler.
+pub fn survive_file_limits() -> std::io::Result<()> {
+    signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).map(drop)
 }
 
 /// How many connections there may be at once beside what else is open.

@@ -1,6 +1,7 @@
 //! `gantry-server`: the front, its workers and the check of model files, in one program.
 
 use std::io::Write;
+use std::num::NonZero;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use gantry_gguf::Header;
 use gantry_server::agent::{self, AgentConfig, PodHas};
 use gantry_server::api::{App, AppSettings};
 use gantry_server::config::{self, BackendArgs, Command, HttpSettings, Line, PodArgs, Problems, ServeSettings};
-use gantry_server::fetch::Reach;
+use gantry_server::fetch::{Reach, VerifiedFile};
 use gantry_server::front::FrontLimits;
 use gantry_server::gates::limits::HEADROOM_RATIO;
 use gantry_server::gates::report::quantity;
@@ -97,7 +98,10 @@ fn run(command: Command, moot: &[String]) -> anyhow::Result<ExitCode> {
             }
             // One thread moves frames; the engine has its own.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(worker::run(args.backends.dir()))?;
+            runtime.block_on(async {
+                descriptors::survive_file_limits()?;
+                worker::run(args.backends.dir()).await
+            })?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -105,8 +109,13 @@ fn run(command: Command, moot: &[String]) -> anyhow::Result<ExitCode> {
 
 fn block_on_front(work: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
     gantry_engine::return_large_blocks(FRONT_LARGE_BLOCK_BYTES);
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let result = runtime.block_on(work);
+    // Said, so that no variable of the runtime's own is asked, whose mistakes it tells as its faults.
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
+    let result = runtime.block_on(async {
+        descriptors::survive_file_limits()?;
+        work.await
+    });
     // Dropped, it would wait for disk work that nobody wants any more: hashing a large model takes minutes.
     runtime.shutdown_background();
     result
@@ -342,10 +351,16 @@ async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Re
     };
     let fitted = tokio::task::spawn_blocking(move || {
         let draft = version.runtime.engine.draft.as_ref().map(|draft| draft.model_path.clone());
-        let checked = |path: &Path| match file::check(path) {
-            Ok(file) => Ok(file.header),
-            // In the words of `validate`, which are whole without what caused them.
-            Err(error) => Err(anyhow::anyhow!("{}: {error}", path.display())),
+        // Before it is read: what a worker that starts again finds there must be what was checked.
+        let mut files = Vec::new();
+        let mut checked = |path: &Path| {
+            let parts = gantry_gguf::part_paths(path);
+            files.extend(parts.iter().filter_map(|part| VerifiedFile::looked_at(part).ok()));
+            match file::check(path) {
+                Ok(file) => Ok(file.header),
+                // In the words of `validate`, which are whole without what caused them.
+                Err(error) => Err(anyhow::anyhow!("{}: {error}", path.display())),
+            }
         };
         let model = checked(&version.model_path)?;
         if model.summary().encoder && version.runtime.pooled.is_none() {
@@ -353,6 +368,7 @@ async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Re
         }
         settings::check_pooling(version.runtime.pooled.as_ref(), &model)?;
         let (draft_path, draft) = (draft.clone(), draft.as_deref().map(checked).transpose()?);
+        version.runtime.engine.verified = files;
         if let (Some(draft_path), Some(draft)) = (draft_path, &draft)
             && let Some(reason) = settings::draft_mismatch(&model, draft)
         {

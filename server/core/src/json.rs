@@ -75,6 +75,9 @@ pub fn read_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 }
 
 fn read_exactly<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    if body.trim_ascii_start().starts_with(b"[") {
+        return Err(ApiError::invalid(None, ErrorCode::InvalidType, "The body must be a JSON object, not an array."));
+    }
     let mut json = serde_json::Deserializer::from_slice(body);
     let read = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
@@ -126,7 +129,7 @@ fn of_field(path: &str, inner: &str, error: &serde_json::Error) -> ApiError {
     }
     // The place in the text is of no use to who wrote an object.
     let said = error.to_string();
-    wrong(path, inner, said.rsplit_once(" at line ").map_or(said.as_str(), |(said, _)| said))
+    wrong(path, inner, &in_words_of_json(said.rsplit_once(" at line ").map_or(said.as_str(), |(said, _)| said)))
 }
 
 fn wrong(path: &str, inner: &str, said: &str) -> ApiError {
@@ -141,6 +144,21 @@ fn wrong(path: &str, inner: &str, said: &str) -> ApiError {
         return ApiError::invalid(None, code, format!("{said}."));
     }
     ApiError::invalid(Some(Cow::Owned(at.clone())), code, format!("`{at}`: {said}."))
+}
+
+/// Names of types are of use to nobody who does not read the sources.
+fn in_words_of_json(said: &str) -> Cow<'_, str> {
+    for (ours, theirs) in [
+        ("expected internally tagged enum ", "an object with a `type`"),
+        ("expected adjacently tagged enum ", "an object with a `type`"),
+        ("expected struct ", "an object"),
+        ("expected variant identifier", "a word for its kind"),
+    ] {
+        if let Some((before, _)) = said.split_once(ours) {
+            return Cow::Owned(format!("{before}expected {theirs}"));
+        }
+    }
+    Cow::Borrowed(said)
 }
 
 /// What is wrong, and with which field where the words say it.
@@ -198,21 +216,39 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_object_is_told_without_names_of_types() {
+        let told = |body: &[u8]| read_body::<Body>(body).expect_err("it is wrong");
+        let error = told(b" [1]");
+        assert_eq!(
+            (error.code, &*error.message),
+            (ErrorCode::InvalidType, "The body must be a JSON object, not an array.")
+        );
+        for (body, words) in [
+            (&br#"{"one": 1, "blocks": [3]}"#[..], "expected an object with a `type`"),
+            (br#"{"one": 1, "word": {}}"#, "a value of another type is expected"),
+            (br#"3"#, "expected an object"),
+        ] {
+            let message = told(body).message;
+            assert!(message.contains(words) && !message.contains("struct") && !message.contains("Body"), "{message}");
+        }
+    }
+
+    #[test]
     fn what_is_null_asks_for_nothing_whatever_its_name() {
-        let body: Body = read_body(br#"{"one": 1, "later_than_this_release": null, "word": null}"#).unwrap();
+        let body: Body = read_body(br#"{"one": 1, "later_than_this_release": null, "word": null}"#).expect("nulls are nothing");
         assert_eq!((body.one, body.word.is_none()), (1, true));
         for (body, name) in [
             (&br#"{"one": 1, "some": null, "other": 2}"#[..], "other"),
             (br#"{"one": 1, "blocks": [{"type": "text", "text": "a", "more": null}]}"#, "blocks[0].more"),
         ] {
-            let error = read_body::<Body>(body).unwrap_err();
+            let error = read_body::<Body>(body).expect_err("it is wrong");
             assert_eq!((error.code, error.param.as_deref()), (ErrorCode::UnknownParameter, Some(name)));
         }
     }
 
     #[test]
     fn errors_name_the_field_that_is_wrong_missing_or_unknown() {
-        use ErrorCode::{InvalidValue, MissingRequiredParameter, UnknownParameter};
+        use ErrorCode::{InvalidType, InvalidValue, MissingRequiredParameter, UnknownParameter};
         for (body, param, code) in [
             (json!({}), Some("one"), MissingRequiredParameter),
             (json!({"one": "a"}), Some("one"), InvalidValue),
@@ -231,7 +267,7 @@ mod tests {
             (json!({"one": 1, "count": -1}), Some("count"), InvalidValue),
             (json!({"one": 1, "count": 1_u64 << 32}), Some("count"), InvalidValue),
             (json!({"one": 1, "count": "7"}), Some("count"), InvalidValue),
-            (json!([]), None, InvalidValue),
+            (json!([]), None, InvalidType),
         ] {
             let error = read_body::<Body>(body.to_string().as_bytes()).expect_err("it is wrong");
             assert_eq!((error.param.as_deref(), error.code.clone()), (param, code), "{body}: {error}");

@@ -56,8 +56,8 @@ pub(crate) use self::tree::{Payload, node_bytes};
 pub(crate) enum CacheError {
     /// The directory cannot be made or read.
     #[error(
-        "the prefix cache's directory {} cannot be used: {source}; name one that this user may write to, or leave \
-         prefix_cache.disk out",
+        "the prefix cache's directory {} cannot be used: {source}; name one that this user may write to, or keep no \
+         prefixes on disk",
         dir.display()
     )]
     Disk { dir: PathBuf, source: io::Error },

@@ -21,6 +21,12 @@ const MODEL: &str = "model";
 /// The most words of a command line that are looked at for what is wrong with them.
 const MAX_WRONG_WORDS: usize = 64;
 
+/// How this server's variables begin, and those among them that tests of it set.
+const OWN_PREFIX: &str = "GANTRY_";
+const TEST_PREFIX: &str = "GANTRY_TEST_";
+/// How like a variable a name must be for it to be meant, from 0 to 1, by the measure of Jaro and Winkler: what begins with the same
+/// seven letters is like it for that alone.
+const MIN_VARIABLE_LIKENESS: f64 = 0.96;
 /// How like a flag a name must be for the flag to be meant, from 0 to 1, by Jaro's measure.
 const MIN_LIKENESS: f64 = 0.8;
 
@@ -107,11 +113,43 @@ fn variables(environment: Vec<(String, String)>) -> (Variables, Read) {
             own.push(flag.to_owned());
         }
     }
+    let (moot, wrong) = unknown(&environment);
     let mut variables = habits::look(environment);
+    variables.moot.extend(moot);
+    variables.wrong.extend(wrong);
     let mut instead = std::mem::take(&mut variables.read);
     instead.retain(|flag, _| !own.contains(flag));
     let model_is_set = own.iter().any(|flag| flag == MODEL) || instead.contains_key(MODEL);
     (variables, Read { instead, model_is_set })
+}
+
+/// Variables that are called as if they were this server's and are not: those that change nothing, and those that are most likely
+/// meant for another. What Kubernetes sets for a Service that is called so is for nobody.
+fn unknown(environment: &[(String, String)]) -> (Vec<String>, Vec<String>) {
+    let variable = |argument: &Arg| argument.get_env().map(|variable| variable.to_string_lossy().into_owned());
+    let known: Vec<String> =
+        Cli::command().get_subcommands().flat_map(|command| command.get_arguments().filter_map(variable)).collect();
+    let of_serve: Vec<String> = arguments(SERVE).iter().filter_map(variable).collect();
+    let is_of_a_service = |name: &str, value: &str| {
+        name.ends_with("_SERVICE_HOST")
+            || name.contains("_SERVICE_PORT")
+            || name.contains("_PORT_")
+            || (name.ends_with("_PORT") && value.contains("://"))
+    };
+    let is_ours = |name: &str| name.starts_with(OWN_PREFIX) && !name.starts_with(TEST_PREFIX);
+    let (mut moot, mut wrong) = (Vec::new(), Vec::new());
+    for (name, value) in environment {
+        if !is_ours(name) || known.contains(name) || is_of_a_service(name, value) {
+            continue;
+        }
+        let likeness = |one: &&String| strsim::jaro_winkler(name, one);
+        let similar = of_serve.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
+        match similar.filter(|similar| likeness(similar) >= MIN_VARIABLE_LIKENESS) {
+            Some(similar) => wrong.push(format!("{name} is no variable of this server: did you mean {similar}?")),
+            None => moot.push(format!("{name} is read by nobody; `gantry-server serve --help` lists the variables")),
+        }
+    }
+    (moot, wrong)
 }
 
 fn is_from_environment(given: &ArgMatches, id: &str) -> bool {
@@ -299,8 +337,8 @@ fn in_words(error: clap::Error, words: &[OsString], read: &Read) -> clap::Error 
     let on_the_line = words.iter().skip(2).filter_map(|word| word.to_str()).any(|word| names(&argument, word));
     match (read.of(&argument), error.get(ContextKind::InvalidValue)) {
         (Some(variable), Some(ContextValue::String(value))) if !on_the_line => {
-            let message =
-                format!("{variable}, which stands for {name}, may not be {value:?}: true or false is expected");
+            let why = if value.is_empty() { "it is empty" } else { "true or false is expected" };
+            let message = format!("{variable}, which stands for {name}, may not be {value:?}: {why}");
             command(read).error(error.kind(), message)
         }
         // The parser says which value is wrong, and of an empty one nothing more.

@@ -84,7 +84,7 @@ impl VolumeFile {
     ) -> Result<VerifiedFile, FetchError> {
         let unreadable = |error: io::Error| self.unreadable(&error);
         let (mut file, total) = local::open_source(path).map_err(unreadable)?;
-        let before = VerifiedFile::of(path, digest, &file.metadata().map_err(unreadable)?);
+        let before = VerifiedFile::of(path, Some(digest.into()), &file.metadata().map_err(unreadable)?);
         let mut meter = Meter::new(progress, 0, Some(total), Instant::now());
         let (mut hasher, mut magic, mut bytes) = (Sha256::new(), Magic::from(0), 0);
         let mut buffer = vec![0; FILE_BUFFER_BYTES];
@@ -101,7 +101,9 @@ impl VolumeFile {
             bytes += n as u64;
             meter.at(bytes, Instant::now());
         }
-        if VerifiedFile::of(path, digest, &fs::metadata(path).map_err(unreadable)?) != before || bytes != total {
+        if VerifiedFile::of(path, Some(digest.into()), &fs::metadata(path).map_err(unreadable)?) != before
+            || bytes != total
+        {
             return Err(FetchError::temporary(format!("{self} is being written; it is read again")));
         }
         let found = Digest::from(<[u8; 32]>::from(hasher.finalize()));
@@ -119,31 +121,41 @@ impl std::fmt::Display for VolumeFile {
     }
 }
 
-/// A file as it was when its bytes were hashed.
+/// A file as it was when its bytes were hashed, or looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerifiedFile {
     path: PathBuf,
-    sha256: [u8; 32],
+    /// `None`: nobody has hashed it, so that one of which anything has changed is another.
+    sha256: Option<[u8; 32]>,
     device: u64,
     inode: u64,
     bytes: u64,
     /// Seconds and nanoseconds since 1970, as the next.
     modified: (i64, i64),
-    /// When anything of it was changed last, its other times included: nobody but the kernel, or the volume's server, sets it.
+    /// When anything of it was changed last, its other times included: nobody but the kernel, or the volume's server, sets it. 0 for one
+    /// that was not hashed: its name and its owner are no part of it.
     changed: (i64, i64),
 }
 
 impl VerifiedFile {
-    fn of(path: &Path, digest: Digest, metadata: &Metadata) -> Self {
+    fn of(path: &Path, sha256: Option<[u8; 32]>, metadata: &Metadata) -> Self {
         Self {
             path: path.to_owned(),
-            sha256: digest.into(),
+            sha256,
             device: metadata.dev(),
             inode: metadata.ino(),
             bytes: metadata.len(),
             modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
+            changed: sha256.map(|_| (metadata.ctime(), metadata.ctime_nsec())).unwrap_or_default(),
         }
+    }
+
+    /// The file as it is, which nobody hashes.
+    ///
+    /// # Errors
+    /// It is not there, or may not be looked at.
+    pub fn looked_at(path: &Path) -> io::Result<Self> {
+        Ok(Self::of(path, None, &fs::metadata(path)?))
     }
 
     /// Where it is.
@@ -161,7 +173,7 @@ impl VerifiedFile {
     /// Whether nothing of it has changed.
     #[must_use]
     pub fn is_unchanged(&self) -> bool {
-        fs::metadata(&self.path).is_ok_and(|metadata| Self::of(&self.path, self.sha256.into(), &metadata) == *self)
+        fs::metadata(&self.path).is_ok_and(|metadata| Self::of(&self.path, self.sha256, &metadata) == *self)
     }
 
     /// The file as it is now, which is hashed where anything of it has changed. Blocks.
@@ -174,9 +186,10 @@ impl VerifiedFile {
         }
         let path = self.path.display();
         let unreadable = |error: io::Error| format!("{path} cannot be read any more: {error}");
-        let now = Self::of(&self.path, self.sha256.into(), &fs::metadata(&self.path).map_err(unreadable)?);
+        let now = Self::of(&self.path, self.sha256, &fs::metadata(&self.path).map_err(unreadable)?);
+        let Some(sha256) = self.sha256 else { return Err(self.has_changed()) };
         let found = hash_file(&self.path).map_err(unreadable)?;
-        if found != self.sha256.into() || !now.is_unchanged() {
+        if found != sha256.into() || !now.is_unchanged() {
             return Err(self.has_changed());
         }
         Ok(now)
@@ -185,11 +198,16 @@ impl VerifiedFile {
     /// That it is another file by now, and what to do.
     #[must_use]
     pub fn has_changed(&self) -> String {
-        format!(
-            "{} has changed since its digest was checked; put each model into a file of its own, and leave it as it is while it \
-             is served",
-            self.path.display()
-        )
+        let path = self.path.display();
+        match self.sha256 {
+            Some(_) => format!(
+                "{path} has changed since its digest was checked; put each model into a file of its own, and leave it as it is while it \
+                 is served"
+            ),
+            None => format!(
+                "{path} is another file than the one that was served, or has changed; start the server anew to serve it as it is now"
+            ),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What happens when a worker dies, hangs or cannot load, and how the server ends.
 
-use serde_json::Value;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use serde_json::{Value, json};
 
 use crate::server::{
     Events, Server, UNENDING, await_condition, command, endless, is_alive, model, output, send_signal,
@@ -179,4 +180,58 @@ async fn the_drain_has_an_end() {
     for worker in workers {
         await_condition("the worker to end", async || !is_alive(worker)).await;
     }
+}
+
+/// Another file under the model's name is another model, and nobody would notice.
+#[tokio::test]
+async fn a_worker_that_starts_again_does_not_answer_with_another_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("m.gguf");
+    std::fs::copy(model("demo-v1.q8_0.gguf"), &file).unwrap();
+    let server = Server::launch(&file, &[]);
+    server.until_ready().await;
+    let worker = server.workers()[0];
+    std::fs::copy(model("demo-v2.q8_0.gguf"), &file).unwrap();
+    let said = server.ask("Which version are you?").await;
+    send_signal(worker, "KILL");
+    await_condition("the change to be told", async || {
+        server.log().contains("is another file than the one that was served, or has changed; start the server anew")
+    })
+    .await;
+    assert_ne!(server.get("/readyz").await.status(), 200, "{said:?}");
+}
+
+/// A limit of a file's length is met as a full disk is: what is kept there is not kept, and nobody's answer is lost.
+#[tokio::test]
+async fn a_limit_of_files_lengths_ends_no_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = format!("file://{}", folder.path().display());
+    let server = Server::launch(
+        &model("demo-v2.q8_0.gguf"),
+        &[
+            "--response-store",
+            &store,
+            "--cache-ram",
+            "1",
+            "--cache-disk-dir",
+            folder.path().join("prefixes").to_str().unwrap(),
+        ],
+    );
+    server.until_ready().await;
+    let workers = server.workers();
+    for pid in std::iter::once(server.pid()).chain(workers.iter().copied()) {
+        let limit = Rlimit { current: Some(20_000), maximum: Some(20_000) };
+        prlimit(Pid::from_raw(i32::try_from(pid).unwrap()), Resource::Fsize, limit).unwrap();
+    }
+    let long = "word ".repeat(10_000);
+    let summary = json!([{"type": "summary_text", "text": long}]);
+    let input = json!([{"role": "user", "content": "Hello!"}, {"type": "reasoning", "summary": summary}]);
+    let kept = server.post("/v1/responses", &json!({"input": input, "max_output_tokens": 2})).send().await.unwrap();
+    assert_eq!(kept.status(), 503, "{}", kept.text().await.unwrap());
+    for number in 0..40 {
+        let prompt = format!("{number} {}", "many words ".repeat(200));
+        let answer = server.post("/v1/completions", &json!({"prompt": prompt, "max_tokens": 1})).send().await.unwrap();
+        assert_eq!(answer.status(), 200, "{}", answer.text().await.unwrap());
+    }
+    assert_eq!(server.workers(), workers, "none of them died");
 }

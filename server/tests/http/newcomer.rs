@@ -205,6 +205,25 @@ fn mistakes_are_told_where_they_were_made() {
         (&[], &missing, 2, "GANTRY_MODEL, which stands for --model, must be a readable file"),
         (&[], &[("LLAMA_ARG_MODEL", "./gone.gguf")], 2, "LLAMA_ARG_MODEL, which stands for --model, must be"),
         (&[file], &[("LLAMA_ARG_SSL_KEY_FILE", "/key")], 2, "LLAMA_ARG_SSL_KEY_FILE is no variable of this server"),
+        (
+            &[file],
+            &[("GANTRY_API_KEYS", "hush")],
+            2,
+            "GANTRY_API_KEYS is no variable of this server: did you mean GANTRY_API_KEY?",
+        ),
+        (&[file], &[("LLAMA_API_KEY", "")], 2, "names no key"),
+        (
+            &[file],
+            &[("GANTRY_API_KEY_FILE", "")],
+            2,
+            "GANTRY_API_KEY_FILE, which stands for --api-key-file, may not be \"\": it is empty",
+        ),
+        (
+            &[file, "--port", "x"],
+            &[("GANTRY_SERVICE_HOST", "10.0.0.1"), ("GANTRY_PORT", "tcp://10.0.0.1:80")],
+            2,
+            "--port must be",
+        ),
         (&[file, "--temprature", "1"], &[], 2, "did you mean '--temperature'? Instead: requests say"),
         (&[], &[], 2, "Usage: gantry-server"),
         (

@@ -27,9 +27,9 @@ pub(in crate::config) struct Variables {
 /// Looks at what is set of the environment.
 pub(in crate::config) fn look(set: impl IntoIterator<Item = (String, String)>) -> Variables {
     let mut found = Variables::default();
-    let is_of_llama_server = |name: &str| name.starts_with(PREFIX) || name == KEY;
-    let mut set: Vec<_> =
-        set.into_iter().filter(|(name, value)| is_of_llama_server(name) && !value.trim().is_empty()).collect();
+    // Empty ones say nothing; but a key that is empty is a mistake, and would leave the server open.
+    let says = |name: &str, value: &str| name == KEY || (name.starts_with(PREFIX) && !value.trim().is_empty());
+    let mut set: Vec<_> = set.into_iter().filter(|(name, value)| says(name, value)).collect();
     set.sort();
     for (name, value) in set {
         match pairs().find(|(variable, _)| *variable == name) {
@@ -149,7 +149,7 @@ mod tests {
             ("LLAMA_ARG_JINJA", "1"),
             ("LLAMA_ARG_UI", "off"),
             ("LLAMA_ARG_TEMPERATURE", "1.0"),
-            ("LLAMA_API_KEY", ""),
+            ("LLAMA_ARG_API_KEY_FILE", ""),
             ("LLAMA_CACHE", "/c"),
         ] {
             let found = set(name, value);
