@@ -205,6 +205,8 @@ pub const MIN_CONNECTIONS: usize = 256;
 pub const CONNECTION_BYTES: usize = 144 * 1024;
 /// The same for the port of probes and metrics.
 pub const MAX_PROBE_CONNECTIONS: usize = 64;
+/// Answers that the latencies of `/server/stats` are of: the last ones.
+pub const STATS_ANSWERS: usize = 1024;
 /// File descriptors that connections leave for workers, model files and what else is opened.
 pub const DESCRIPTOR_RESERVE: usize = 512;
 /// How long a connection may be silent, at the least, before it makes room for another.

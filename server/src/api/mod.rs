@@ -25,6 +25,7 @@ mod ready;
 mod responses;
 mod routes;
 mod shape;
+mod stats;
 mod stored;
 
 use std::sync::Arc;

@@ -11,9 +11,9 @@ use self::Method::{Get, GetDelete, Post};
 use super::operations::{
     APPLY_TEMPLATE, CANCEL, CHAT, COMPLETION, COUNT_TOKENS, DELETE, DETOKENIZE, EMBEDDINGS, GENERATE, GENERATE_CHAT,
     HEALTH, INFILL, INPUT_ITEMS, MESSAGES, METRICS, MODEL, MODELS, OPENAPI, Operation, PROBE, PROPS, RERANK, RESPONSE,
-    RETRIEVE, SCORE, SLOTS, TOKENIZE, TOKENIZER_INFO,
+    RETRIEVE, SCORE, SLOTS, STATS, TOKENIZE, TOKENIZER_INFO,
 };
-use super::{App, anthropic, generate, models, openai, openapi, paths, props, ready, responses, scrape};
+use super::{App, anthropic, generate, models, openai, openapi, paths, props, ready, responses, scrape, stats};
 use crate::metrics::Route;
 
 /// How an address is asked.
@@ -145,6 +145,7 @@ const ADDRESSES: &[Address] = &[
     Address::new((Get, "/props"), Route::Other, Client, || get(props::props)).tells(&[PROPS]),
     Address::new((Get, "/slots"), Route::Other, Client, || get(props::slots)).tells(&[SLOTS]),
     Address::new((Get, "/openapi.json"), Route::Other, Client, || get(openapi::document)).tells(&[OPENAPI]),
+    Address::new((Get, "/server/stats"), Route::Other, Monitor, || get(stats::stats)).tells(&[STATS]),
     Address::new((Get, "/health"), Route::Other, Monitor, || get(ready::health)).tells(&[HEALTH]),
     Address::new((Get, "/v1/health"), Route::Other, Monitor, || get(ready::health)).tells(&[HEALTH]).alias(),
     Address::new((Get, "/healthz"), Route::Other, Probe, || get(ready::alive)).tells(&[PROBE]),

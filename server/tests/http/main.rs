@@ -43,6 +43,7 @@ mod script;
 mod server;
 mod sources;
 mod split;
+mod stats;
 mod stored;
 mod suspects;
 mod swap;
