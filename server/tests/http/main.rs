@@ -22,6 +22,7 @@ mod forms;
 mod generate;
 #[path = "../../llama/tests/common/gguf.rs"]
 mod gguf;
+mod grpc;
 mod infill;
 mod keys;
 mod libraries;
