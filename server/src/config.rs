@@ -78,6 +78,8 @@ pub struct HttpSettings {
     pub port: u16,
     /// The port of probes and metrics, if they have one of their own; 0: any.
     pub metrics_port: Option<u16>,
+    /// The port of gRPC, if that is served; 0: any.
+    pub grpc_port: Option<u16>,
     /// How long requests in flight may take to end.
     pub drain_timeout: Duration,
     /// Where the keys are named that clients must show.
@@ -134,6 +136,13 @@ impl HttpArgs {
         if metrics_port.is_some_and(|metrics| metrics != 0 && metrics == port) {
             check.problem(format!("--metrics-port must be another than --port, and both are {port}"));
         }
+        let grpc_port =
+            check.automatic("grpc-port", &self.grpc_port, 0, u16::MAX.into()).and_then(|port| u16::try_from(port).ok());
+        for (flag, other) in [("port", Some(port)), ("metrics-port", metrics_port)] {
+            if let Some(port) = grpc_port.filter(|port| *port != 0 && Some(*port) == other) {
+                check.problem(format!("--grpc-port must be another than --{flag}, and both are {port}"));
+            }
+        }
         let keys = KeySources::new(&self.api_key, self.api_key_file.as_deref()).unwrap_or_else(|problems| {
             problems.into_iter().for_each(|problem| check.problem(problem));
             KeySources::default()
@@ -156,6 +165,7 @@ impl HttpArgs {
             host: self.host.clone().unwrap_or_else(|| default_host.to_owned()),
             port,
             metrics_port,
+            grpc_port,
             drain_timeout: Duration::from_secs(seconds),
         }
     }

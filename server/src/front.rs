@@ -7,16 +7,20 @@
 use gantry_engine::template_limits::{TEMPLATE_PROCESS_MAX_BYTES, TEMPLATE_PROCESS_MIN_BYTES, processes_bytes};
 
 use crate::limits::{
-    BODY_BUDGET_BYTES, BODY_BUDGET_MIN_BYTES, CONNECTION_BYTES, FRONT_BASE_BYTES, FRONT_MEMORY_DIVISOR, MAX_BODY_BYTES,
-    MAX_CONNECTIONS, MIN_CONNECTIONS, OUTPUT_BUDGET_BYTES, OUTPUT_BUDGET_MIN_BYTES, OUTPUT_OVERRUN_BYTES,
-    OUTPUT_RESERVE_BYTES, SEND_BUFFER_BYTES, TEMPLATE_MEMORY_DIVISOR, WHOLE_ANSWER_BYTES, WHOLE_ANSWER_COPIES,
-    WRITES_AT_ONCE,
+    BODY_BUDGET_BYTES, BODY_BUDGET_MIN_BYTES, CALL_BYTES, CALL_PIECE_BYTES, CALL_WINDOW_BYTES, CALLS_DIVISOR,
+    CONNECTION_BYTES, FRONT_BASE_BYTES, FRONT_MEMORY_DIVISOR, MAX_BODY_BYTES, MAX_CALL_HEAD_BYTES, MAX_CONNECTIONS,
+    MIN_CONNECTIONS, OUTPUT_BUDGET_BYTES, OUTPUT_BUDGET_MIN_BYTES, OUTPUT_OVERRUN_BYTES, OUTPUT_RESERVE_BYTES,
+    SEND_BUFFER_BYTES, TEMPLATE_MEMORY_DIVISOR, WHOLE_ANSWER_BYTES, WHOLE_ANSWER_COPIES, WRITES_AT_ONCE,
 };
 
 // One body fits into what any one client may have.
 const _: () = assert!(MAX_BODY_BYTES * 4 < BODY_BUDGET_MIN_BYTES && BODY_BUDGET_MIN_BYTES <= BODY_BUDGET_BYTES);
 // The kernel's part of a connection, and what the front reads ahead for it and has to send.
 const _: () = assert!(CONNECTION_BYTES == 2 * SEND_BUFFER_BYTES + (80 << 10));
+
+// What a client has sent of all calls on a connection is the connection's; of each call there are a head and two pieces.
+const _: () = assert!(CALL_WINDOW_BYTES as usize + CALL_PIECE_BYTES <= 80 << 10);
+const _: () = assert!(CALL_BYTES >= MAX_CALL_HEAD_BYTES as usize + 2 * CALL_PIECE_BYTES);
 
 /// The front's limits of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +35,15 @@ pub struct FrontLimits {
     pub connections: usize,
     /// What a process of a worker's may take that renders a slow chat.
     pub template_bytes: u64,
+}
+
+/// See [`FrontLimits::connections_and_calls`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionsAndCalls {
+    /// Connections, of HTTP/1.1 and of gRPC.
+    pub connections: usize,
+    /// Calls on those of gRPC.
+    pub calls: usize,
 }
 
 impl FrontLimits {
@@ -48,6 +61,14 @@ impl FrontLimits {
                 .map_or(u64::MAX, |bytes| bytes / TEMPLATE_MEMORY_DIVISOR)
                 .clamp(TEMPLATE_PROCESS_MIN_BYTES, TEMPLATE_PROCESS_MAX_BYTES),
         }
+    }
+
+    /// How many connections, and calls of gRPC on them, there may be, where it is served or not: what calls take is the connections'.
+    #[must_use]
+    pub fn connections_and_calls(&self, has_calls: bool) -> ConnectionsAndCalls {
+        let of_calls = if has_calls { self.connections / CALLS_DIVISOR } else { 0 };
+        let calls = of_calls * CONNECTION_BYTES / CALL_BYTES;
+        ConnectionsAndCalls { connections: self.connections - of_calls, calls }
     }
 
     /// The most that the front takes with these limits, where so many sequences generate. `vectors`: whether it serves them.
@@ -102,6 +123,17 @@ mod tests {
         assert_eq!(small.templates_bytes(1) / MIB, 4 * 20);
         assert_eq!(FrontLimits::within(Some(16 << 30)).templates_bytes(2) / MIB, 2 * (2 * 20 + 2 * 128));
         assert_eq!(FrontLimits::default().templates_bytes(1) / MIB, 2 * 20 + 2 * 352);
+    }
+
+    #[test]
+    fn calls_take_what_connections_leave() {
+        let limits = FrontLimits::within(Some(768 * MIB));
+        let parts = |has_calls| {
+            let ConnectionsAndCalls { connections, calls } = limits.connections_and_calls(has_calls);
+            (connections, calls)
+        };
+        assert_eq!((parts(false), parts(true)), ((256, 0), (192, 192)));
+        const { assert!(192 * CONNECTION_BYTES + 192 * CALL_BYTES <= 256 * CONNECTION_BYTES) }
     }
 
     #[test]

@@ -205,6 +205,31 @@ pub const MIN_CONNECTIONS: usize = 256;
 pub const CONNECTION_BYTES: usize = 144 * 1024;
 /// The same for the port of probes and metrics.
 pub const MAX_PROBE_CONNECTIONS: usize = 64;
+/// Of the memory that connections may take one part in so many is for calls of gRPC, where that is served: as many of them at once
+/// as fit in there.
+pub const CALLS_DIVISOR: usize = 4;
+/// What a call takes at the most beside its body and its answer: its head, and what has come of the one and is to go of the other.
+pub const CALL_BYTES: usize = 48 * 1024;
+/// Calls at once on one connection of gRPC; a client waits with one more, as HTTP/2 says.
+pub const MAX_CONNECTION_CALLS: u32 = 128;
+/// The longest head of a call.
+pub const MAX_CALL_HEAD_BYTES: u32 = 16 * 1024;
+/// What a client may send of a call's body before it is taken, and of all on a connection.
+pub const CALL_WINDOW_BYTES: u32 = 64 * 1024;
+/// The piece in which an answer is handed to a connection of gRPC: the next one once its client has room for it.
+pub const CALL_PIECE_BYTES: usize = 16 * 1024;
+/// How often a connection of gRPC is asked whether anybody is there.
+pub const CALL_PING_PERIOD: Duration = Duration::from_secs(60);
+/// How long it may take to say so.
+pub const CALL_PING_LIMIT: Duration = Duration::from_secs(20);
+/// How often a client of gRPC that watches the server's health has it looked at.
+pub const HEALTH_WATCH_PERIOD: Duration = Duration::from_secs(1);
+/// How long one call of gRPC's reflection may go on.
+pub const REFLECTION_LIMIT: Duration = Duration::from_secs(10);
+/// The largest question about health, and of reflection.
+pub const MAX_QUESTION_BYTES: usize = 4096;
+/// Answers that the latencies of `/server/stats` are of: the last ones.
+pub const STATS_ANSWERS: usize = 1024;
 /// File descriptors that connections leave for workers, model files and what else is opened.
 pub const DESCRIPTOR_RESERVE: usize = 512;
 /// How long a connection may be silent, at the least, before it makes room for another.

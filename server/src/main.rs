@@ -129,7 +129,7 @@ async fn open(host: &str, port: u16, flag: &str) -> anyhow::Result<TcpListener> 
     })
 }
 
-/// Opens both ports and prints where: the one line that is ever written to standard output, for people and for scripts that
+/// Opens all ports and prints where: the one line that is ever written to standard output, for people and for scripts that
 /// asked for port 0.
 async fn ports(http: &HttpSettings) -> anyhow::Result<Ports> {
     let requests = open(&http.host, http.port, "--port").await?;
@@ -137,14 +137,21 @@ async fn ports(http: &HttpSettings) -> anyhow::Result<Ports> {
         None => None,
         Some(port) => Some(open(&http.host, port, "--metrics-port").await?),
     };
+    let calls = match http.grpc_port {
+        None => None,
+        Some(port) => Some(open(&http.host, port, "--grpc-port").await?),
+    };
     let address = requests.local_addr()?;
     tracing::info!(%address, "listening");
+    if let Some(calls) = &calls {
+        tracing::info!(address = %calls.local_addr()?, "listening for gRPC");
+    }
     if let Some(probes) = &probes {
         tracing::info!(address = %probes.local_addr()?, "listening for probes and metrics");
     }
     let mut out = std::io::stdout();
     writeln!(out, "listening on http://{address}").and_then(|()| out.flush()).context("cannot write to stdout")?;
-    Ok(Ports { requests, probes, origins: http.origins.clone() })
+    Ok(Ports { requests, probes, calls, origins: http.origins.clone() })
 }
 
 /// The memory of undelivered output, of which what nobody takes is thrown away.

@@ -5,6 +5,7 @@
 //! and loses its gauges.
 
 mod engine;
+mod recent;
 mod store;
 
 use std::borrow::Cow;
@@ -30,6 +31,8 @@ use crate::routing::Router;
 use crate::serve::Phase;
 use crate::telemetry;
 use crate::version::{Version, VersionStats, WorkerStats};
+use recent::Recent;
+pub use recent::RecentFigures;
 pub use store::{StoreMetrics, StoreOperation, StoreOutcome};
 
 /// The content type of `/metrics`.
@@ -201,6 +204,7 @@ pub struct Metrics {
     connections: Gauge,
     shed: Family<PhaseLabel, Counter>,
     refused: Counter,
+    recent: Arc<Recent>,
 }
 
 /// From 0.5 ms to about 65 s.
@@ -302,6 +306,7 @@ impl Metrics {
             connections,
             shed,
             refused,
+            recent: Arc::default(),
         })
     }
 
@@ -319,6 +324,15 @@ impl Metrics {
     pub fn request_ended(&self, route: Route, version: &VersionLabels, status: u16, outcome: Outcome) {
         let labels = RequestLabels { route, version: version.clone(), status, outcome };
         self.requests.get_or_create(&labels).inc();
+        if route != Route::Other {
+            self.recent.ended();
+        }
+    }
+
+    /// What there was lately.
+    #[must_use]
+    pub fn recent(&self) -> RecentFigures {
+        self.recent.figures()
     }
 
     /// Counts a request that ended, by its priority.
@@ -334,12 +348,14 @@ impl Metrics {
         Latencies {
             first_token: self.first_token.get_or_create_owned(version),
             between_tokens: self.between_tokens.get_or_create_owned(version),
+            recent: Arc::clone(&self.recent),
         }
     }
 
     /// Notes an answer that was given whole.
     pub fn answered(&self, version: &VersionLabels, took: Duration, usage: &Usage) {
         self.whole.get_or_create(version).observe(took.as_secs_f64());
+        self.recent.whole(took);
         self.prompt_tokens.get_or_create(version).inc_by(u64::from(usage.prompt_tokens));
         self.cached_tokens.get_or_create(version).inc_by(u64::from(usage.cached_tokens));
         self.completion_tokens.get_or_create(version).inc_by(u64::from(usage.completion_tokens));
@@ -377,12 +393,14 @@ impl Metrics {
 pub struct Latencies {
     first_token: Histogram,
     between_tokens: Histogram,
+    recent: Arc<Recent>,
 }
 
 impl Latencies {
     /// Notes how long the first text took.
     pub fn first_token(&self, took: Duration) {
         self.first_token.observe(took.as_secs_f64());
+        self.recent.first_token(took);
     }
 
     /// Notes the time between two pieces of text.

@@ -1,6 +1,6 @@
 //! The HTTP server around [`crate::api`]: it accepts within a limit of connections, and ends without losing a request.
 //!
-//! Where there are as many connections as may be, one that asks for nothing makes room ([`table`]). Probes and metrics may
+//! HTTP/1.1 and gRPC have a port each, and the same places for connections ([`connection`], [`calls`]). Where there are as many connections as may be, one that asks for nothing makes room ([`table`]). Probes and metrics may
 //! have a listener of their own, with places of its own, so that no crowd on the other keeps a probe from being answered.
 //!
 //! The end, on SIGTERM: `/readyz` says no and every answer says `Connection: close`, while connections are still accepted,
@@ -8,6 +8,7 @@
 //! nothing is asked close, requests in flight end within the drain timeout, and what is left is cut off. SIGINT leaves the
 //! moment out, and a second signal the waiting, which the exit code tells. Absent: loading models.
 
+mod calls;
 mod connection;
 mod table;
 
@@ -40,6 +41,8 @@ pub struct Ports {
     pub requests: TcpListener,
     /// Probes and metrics are answered here too, whatever goes on there.
     pub probes: Option<TcpListener>,
+    /// Calls of gRPC are answered here, where they are.
+    pub calls: Option<TcpListener>,
     /// The pages that may ask.
     pub origins: Origins,
 }
@@ -132,15 +135,28 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
         let port = Port::new(api::probe_routes(&app), table, SLOW_PROBE_LIMIT, &app);
         AbortOnDropHandle::new(tokio::spawn(async move { port.accept(&listener).await }))
     });
-    let connections = descriptors::connections().min(app.limits().connections);
+    let parts = app.limits().connections_and_calls(ports.calls.is_some());
+    let connections = descriptors::connections().min(parts.connections);
     let routes = ports.origins.around(api::routes(&app));
     let table = Table::new(connections, connections / OTHERS_CONNECTIONS_DIVISOR);
-    let port = Port::new(routes, table, SLOW_CLIENT_CROWDED_LIMIT, &app).counted();
+    let mut port = Port::new(routes, table, SLOW_CLIENT_CROWDED_LIMIT, &app).counted();
+    port.calls = ports.calls.is_some().then(|| api::call_routes(&app, parts.calls));
     // It was not told to end: why is said by whoever ended it.
     let is_told;
     let mut cut_off_by = None;
     {
-        let mut accepting = pin!(port.accept(&ports.requests));
+        let mut accepting = pin!(async {
+            let calls = async {
+                match &ports.calls {
+                    Some(listener) => port.accept_as(listener, Wire::Calls).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                never = port.accept(&ports.requests) => never,
+                never = calls => never,
+            }
+        });
         let moment = tokio::select! {
             never = &mut accepting => match never {},
             () = stop.cancelled() => Duration::ZERO,
@@ -157,7 +173,10 @@ pub async fn run(ports: Ports, app: Arc<App>, stop: CancellationToken, drain_tim
             signal = signals.next() => cut_off_by = Some(signal.number()),
         }
     }
-    port.take_backlog(ports.requests)?;
+    port.take_backlog(ports.requests, Wire::Requests)?;
+    if let Some(listener) = ports.calls {
+        port.take_backlog(listener, Wire::Calls)?;
+    }
     port.closing.cancel();
     let (connections, background) = (&port.tasks, app.background());
     connections.close();
@@ -233,9 +252,20 @@ impl Signals {
     }
 }
 
-/// What is served at a listener, and its connections.
+/// How a connection is spoken on.
+#[derive(Clone, Copy)]
+enum Wire {
+    /// HTTP/1.1.
+    Requests,
+    /// gRPC, on HTTP/2.
+    Calls,
+}
+
+/// What is served at a listener, or at two whose connections are counted together, and its connections.
 struct Port {
     routes: axum::Router,
+    /// What calls of gRPC are answered by, where they are.
+    calls: Option<axum::Router>,
     connections: Arc<Connections>,
     tasks: TaskTracker,
     closing: CancellationToken,
@@ -247,6 +277,7 @@ impl Port {
     fn new(routes: axum::Router, table: Table, crowded_limit: Duration, app: &Arc<App>) -> Self {
         Self {
             routes,
+            calls: None,
             connections: Connections::new(table, crowded_limit, app.metrics()),
             tasks: TaskTracker::new(),
             closing: CancellationToken::new(),
@@ -261,13 +292,17 @@ impl Port {
     }
 
     async fn accept(&self, listener: &TcpListener) -> Infallible {
+        self.accept_as(listener, Wire::Requests).await
+    }
+
+    async fn accept_as(&self, listener: &TcpListener, wire: Wire) -> Infallible {
         loop {
             match listener.accept().await {
                 Ok((stream, address)) => {
                     let peer = Peer::of(address.ip());
                     // One that is refused is closed: who waited here would have everybody behind it wait.
                     if self.connections.room(peer).await {
-                        self.serve(stream, peer);
+                        self.serve(stream, peer, wire);
                     }
                 }
                 Err(error) => {
@@ -292,24 +327,29 @@ impl Port {
     }
 
     /// Closes the port. Who connected before that is answered.
-    fn take_backlog(&self, listener: TcpListener) -> io::Result<()> {
+    fn take_backlog(&self, listener: TcpListener, wire: Wire) -> io::Result<()> {
         // As a plain socket, which is asked by a call each time: the runtime may not have heard of the last ones yet.
         let listener = listener.into_std()?;
         for _ in 0..=LISTEN_BACKLOG {
             let Ok((stream, address)) = listener.accept() else { break };
             stream.set_nonblocking(true)?;
-            self.serve(TcpStream::from_std(stream)?, Peer::of(address.ip()));
+            self.serve(TcpStream::from_std(stream)?, Peer::of(address.ip()), wire);
         }
         Ok(())
     }
 
-    fn serve(&self, stream: TcpStream, peer: Peer) {
-        let (routes, place) = (self.routes.clone(), self.connections.open(peer));
+    fn serve(&self, stream: TcpStream, peer: Peer, wire: Wire) {
+        let place = self.connections.open(peer);
+        let calls = self.calls.clone().filter(|_| matches!(wire, Wire::Calls));
+        let routes = self.routes.clone();
         let (app, closing) = (Arc::clone(&self.app), self.closing.clone());
         let counted = self.counted.then(|| self.app.metrics().connection());
         self.tasks.spawn(async move {
             let _counted = counted;
-            connection::serve(stream, routes, place, app, closing).await;
+            match calls {
+                Some(calls) => calls::serve(stream, calls, place, app, closing).await,
+                None => connection::serve(stream, routes, place, app, closing).await,
+            }
         });
     }
 }

@@ -30,6 +30,8 @@ pub enum ErrorKind {
 pub enum ErrorCode {
     /// The body is not JSON.
     InvalidJson,
+    /// The body is no message of gRPC's of the kind that is expected.
+    InvalidMessage,
     /// A parameter has the wrong JSON type.
     InvalidType,
     /// A parameter is out of its range.
@@ -96,6 +98,7 @@ impl ErrorCode {
     pub fn as_str(&self) -> &str {
         match self {
             Self::InvalidJson => "invalid_json",
+            Self::InvalidMessage => "invalid_message",
             Self::InvalidType => "invalid_type",
             Self::InvalidValue => "invalid_value",
             Self::MissingRequiredParameter => "missing_required_parameter",

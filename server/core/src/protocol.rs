@@ -93,8 +93,11 @@ pub trait TextEncoder: Send + 'static {
     fn stream(self, head: AnswerHead, answers: usize) -> Result<Self::Stream, EncodeError>;
 }
 
-/// Writes the answers to one request as server-sent events, each piece at the end of a buffer.
+/// Writes the answers to one request as events, each piece at the end of a buffer.
 pub trait StreamEncoder: Send + 'static {
+    /// Whether comments as server-sent events have them may stand between its pieces, which tell that a silent stream is alive.
+    const TAKES_COMMENTS: bool = true;
+
     /// What opens a stream.
     ///
     /// # Errors

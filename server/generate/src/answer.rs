@@ -151,7 +151,7 @@ pub fn chat_schema(generator: &mut SchemaGenerator) -> Schema {
 }
 
 /// An answer's id as a UUID with its hyphens; one that is none as it is.
-fn id(head: &AnswerHead) -> String {
+pub(crate) fn id(head: &AnswerHead) -> String {
     Uuid::try_parse(&head.id).map_or_else(|_| head.id.clone(), |id| id.to_string())
 }
 

@@ -2,11 +2,12 @@
 //! server and not for OpenAI's API.
 //!
 //! A body becomes what is asked, and what writes the answer ([`decode_generate`], [`decode_chat`]), or an
-//! [`ApiError`](gantry_core::ApiError) that names the field at fault by its path. A field that nobody here knows is refused.
-//! Absent: HTTP, models, tokens; tools, and what a model thinks before it answers, for which this protocol has no words.
+//! [`ApiError`](gantry_core::ApiError) that names the field at fault by its path. A field that nobody here knows is refused. The same
+//! calls come as messages of gRPC ([`grpc`]). Absent: HTTP, models, tokens; tools, and what a model thinks before it answers, for which this protocol has no words.
 
 mod answer;
 mod error;
+pub mod grpc;
 mod limits;
 mod request;
 mod stream;

@@ -12,44 +12,44 @@ use crate::answer::{ChatEncoder, GenerateEncoder};
 use crate::limits::{DEFAULT_GENERATE_TOKENS, MAX_GENERATE_MESSAGES, MAX_GENERATE_MODEL_BYTES, MAX_GENERATE_TOKENS};
 
 /// What both addresses take; the one its `prompt`, the other its `messages`.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[schemars(rename = "GenerateRequest")]
 #[serde(deny_unknown_fields)]
-struct Body {
+pub(crate) struct Body {
     #[schemars(length(min = 1))]
-    prompt: Option<String>,
+    pub(crate) prompt: Option<String>,
     #[schemars(length(min = 1, max = MAX_GENERATE_MESSAGES))]
-    messages: Option<Vec<GivenMessage>>,
+    pub(crate) messages: Option<Vec<GivenMessage>>,
     #[schemars(range(min = 1, max = MAX_GENERATE_TOKENS))]
     #[serde(default, deserialize_with = "read_integer")]
-    max_tokens: Option<u32>,
+    pub(crate) max_tokens: Option<u32>,
     #[schemars(range(min = 0, max = MAX_TEMPERATURE))]
-    temperature: Option<f32>,
+    pub(crate) temperature: Option<f32>,
     #[schemars(range(max = 1), extend("exclusiveMinimum" = 0))]
-    top_p: Option<f32>,
+    pub(crate) top_p: Option<f32>,
     #[schemars(length(max = MAX_STOP_STRINGS), inner(length(min = 1, max = MAX_STOP_BYTES)))]
-    stop_sequences: Option<Vec<String>>,
-    stream: Option<bool>,
-    priority: Option<GivenPriority>,
+    pub(crate) stop_sequences: Option<Vec<String>>,
+    pub(crate) stream: Option<bool>,
+    pub(crate) priority: Option<GivenPriority>,
     /// Whether each token is told with its log-probability, which streams have room for.
-    logprobs: Option<bool>,
-    seed: Option<u64>,
+    pub(crate) logprobs: Option<bool>,
+    pub(crate) seed: Option<u64>,
     #[schemars(length(max = MAX_GENERATE_MODEL_BYTES))]
-    model: Option<String>,
+    pub(crate) model: Option<String>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "GenerateChatMessage")]
 #[serde(deny_unknown_fields)]
-struct GivenMessage {
-    role: Speaker,
-    content: String,
+pub(crate) struct GivenMessage {
+    pub(crate) role: Speaker,
+    pub(crate) content: String,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "GenerateChatRole")]
 #[serde(rename_all = "lowercase")]
-enum Speaker {
+pub(crate) enum Speaker {
     System,
     User,
     Assistant,
@@ -58,7 +58,7 @@ enum Speaker {
 /// A priority by either spelling: clients that were generated from the names of its values send them as they are.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "GeneratePriority")]
-enum GivenPriority {
+pub(crate) enum GivenPriority {
     #[serde(rename = "low", alias = "Low")]
     Low,
     #[serde(rename = "normal", alias = "Normal")]
@@ -97,15 +97,7 @@ fn of(field: &str, kind: &str, other: &str) -> Value {
 /// # Errors
 /// Names the first field that is missing, of the wrong type, out of range or unknown.
 pub fn decode_generate(body: &[u8]) -> Result<(TextRequest, GenerateEncoder), ApiError> {
-    let mut body: Body = read_body(body)?;
-    if body.messages.is_some() {
-        return Err(ApiError::wrong_value("messages", "are for /chat; /generate takes a `prompt`"));
-    }
-    let prompt = body.prompt.take().ok_or_else(|| ApiError::missing("prompt", "a text is expected"))?;
-    if prompt.is_empty() {
-        return Err(ApiError::wrong_value("prompt", "must not be empty"));
-    }
-    Ok((body.asks(Prompt::Text(prompt), "prompt")?, GenerateEncoder::default()))
+    Ok((read_body::<Body>(body)?.generates()?, GenerateEncoder::default()))
 }
 
 /// Reads and checks a body of `/chat`.
@@ -113,29 +105,45 @@ pub fn decode_generate(body: &[u8]) -> Result<(TextRequest, GenerateEncoder), Ap
 /// # Errors
 /// As [`decode_generate`].
 pub fn decode_chat(body: &[u8]) -> Result<(TextRequest, ChatEncoder), ApiError> {
-    let mut body: Body = read_body(body)?;
-    if body.prompt.is_some() {
-        return Err(ApiError::wrong_value("prompt", "is for /generate; /chat takes `messages`"));
-    }
-    let messages = body.messages.take().ok_or_else(|| ApiError::missing("messages", "an array is expected"))?;
-    if messages.is_empty() || messages.len() > MAX_GENERATE_MESSAGES {
-        let n = messages.len();
-        let message = format_args!("must have 1 to {MAX_GENERATE_MESSAGES} messages, not {n}");
-        return Err(ApiError::wrong_value("messages", message));
-    }
-    let message = |GivenMessage { role, content }| {
-        let role = match role {
-            Speaker::System => Role::System,
-            Speaker::User => Role::User,
-            Speaker::Assistant => Role::Assistant,
-        };
-        Message::text(role, content)
-    };
-    let chat = Chat { messages: messages.into_iter().map(message).collect(), ..Chat::default() };
-    Ok((body.asks(Prompt::chat(chat), "messages")?, ChatEncoder::default()))
+    Ok((read_body::<Body>(body)?.chats()?, ChatEncoder::default()))
 }
 
 impl Body {
+    /// Checks what `/generate` is asked.
+    pub(crate) fn generates(mut self) -> Result<TextRequest, ApiError> {
+        if self.messages.is_some() {
+            return Err(ApiError::wrong_value("messages", "are for /chat; /generate takes a `prompt`"));
+        }
+        let prompt = self.prompt.take().ok_or_else(|| ApiError::missing("prompt", "a text is expected"))?;
+        if prompt.is_empty() {
+            return Err(ApiError::wrong_value("prompt", "must not be empty"));
+        }
+        self.asks(Prompt::Text(prompt), "prompt")
+    }
+
+    /// Checks what `/chat` is asked.
+    pub(crate) fn chats(mut self) -> Result<TextRequest, ApiError> {
+        if self.prompt.is_some() {
+            return Err(ApiError::wrong_value("prompt", "is for /generate; /chat takes `messages`"));
+        }
+        let messages = self.messages.take().ok_or_else(|| ApiError::missing("messages", "an array is expected"))?;
+        if messages.is_empty() || messages.len() > MAX_GENERATE_MESSAGES {
+            let n = messages.len();
+            let message = format_args!("must have 1 to {MAX_GENERATE_MESSAGES} messages, not {n}");
+            return Err(ApiError::wrong_value("messages", message));
+        }
+        let message = |GivenMessage { role, content }| {
+            let role = match role {
+                Speaker::System => Role::System,
+                Speaker::User => Role::User,
+                Speaker::Assistant => Role::Assistant,
+            };
+            Message::text(role, content)
+        };
+        let chat = Chat { messages: messages.into_iter().map(message).collect(), ..Chat::default() };
+        self.asks(Prompt::chat(chat), "messages")
+    }
+
     fn asks(self, prompt: Prompt, prompt_param: &'static str) -> Result<TextRequest, ApiError> {
         let max_tokens = self.max_tokens.unwrap_or(DEFAULT_GENERATE_TOKENS);
         if !(1..=MAX_GENERATE_TOKENS).contains(&max_tokens) {
@@ -153,11 +161,7 @@ impl Body {
         }
         let stop = self.stop_sequences.unwrap_or_default();
         check_stop(&stop)?;
-        let model = self.model.filter(|model| !model.is_empty());
-        if let Some(bytes) = model.as_ref().map(String::len).filter(|bytes| *bytes > MAX_GENERATE_MODEL_BYTES) {
-            let message = format_args!("must have at most {MAX_GENERATE_MODEL_BYTES} bytes, not {bytes}");
-            return Err(ApiError::wrong_value("model", message));
-        }
+        let model = meant(self.model)?;
         let params = GenerationParams {
             max_tokens: Some(max_tokens),
             temperature,
@@ -179,6 +183,18 @@ impl Body {
             is_streamed,
             conversation: None,
         })
+    }
+}
+
+/// The model that is meant, if any is.
+pub(crate) fn meant(model: Option<String>) -> Result<Option<String>, ApiError> {
+    let model = model.filter(|model| !model.is_empty());
+    match model.as_ref().map(String::len).filter(|bytes| *bytes > MAX_GENERATE_MODEL_BYTES) {
+        None => Ok(model),
+        Some(bytes) => {
+            let message = format_args!("must have at most {MAX_GENERATE_MODEL_BYTES} bytes, not {bytes}");
+            Err(ApiError::wrong_value("model", message))
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! An answer as it comes piece by piece: an event for each piece, and one that ends it, well or not.
+//! An answer as it comes piece by piece: an event for each piece, and one that ends it, well or not. Which ones there are is said
+//! once; how they are put into bytes is a [`Wire`]'s.
 
 use bytes::{BufMut, BytesMut};
 use gantry_core::{ApiError, EncodeError, GenerationEvent, StreamEncoder, Usage};
@@ -9,7 +10,7 @@ use crate::answer::{Counted, Ended};
 /// An event, as the JSON of its `data`.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum Event<'a> {
+pub enum Event<'a> {
     /// More text.
     Token {
         /// Whole characters: the text of a token, or of several where one is no character by itself, or they came together.
@@ -26,22 +27,56 @@ enum Event<'a> {
     Error { message: &'a str, code: &'a str },
 }
 
+/// How events are put into bytes.
+pub trait Wire: Send + 'static {
+    /// Whether comments may stand between them.
+    const TAKES_COMMENTS: bool;
+
+    /// Writes one.
+    ///
+    /// # Errors
+    /// See [`EncodeError`].
+    fn write(&self, event: &Event<'_>, out: &mut BytesMut) -> Result<(), EncodeError>;
+
+    /// The answer has failed so, of which an event tells, too.
+    fn failed(&self, error: &ApiError) {
+        let _ = error;
+    }
+}
+
+/// As server-sent events.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ServerSent;
+
 /// Writes the events of an answer.
 #[derive(Debug, Default)]
-pub struct TokenStream {
+pub struct TokenStream<W = ServerSent> {
     told: u32,
     ended: Option<Ended>,
+    wire: W,
 }
 
-fn write(out: &mut BytesMut, event: &Event<'_>) -> Result<(), EncodeError> {
-    out.put_slice(b"data: ");
-    // JSON escapes line breaks, so one `data:` line holds all of it.
-    serde_json::to_writer(out.writer(), event)?;
-    out.put_slice(b"\n\n");
-    Ok(())
+impl<W> TokenStream<W> {
+    pub(crate) fn of(wire: W) -> Self {
+        Self { told: 0, ended: None, wire }
+    }
 }
 
-impl StreamEncoder for TokenStream {
+impl Wire for ServerSent {
+    const TAKES_COMMENTS: bool = true;
+
+    fn write(&self, event: &Event<'_>, out: &mut BytesMut) -> Result<(), EncodeError> {
+        out.put_slice(b"data: ");
+        // JSON escapes line breaks, so one `data:` line holds all of it.
+        serde_json::to_writer(out.writer(), event)?;
+        out.put_slice(b"\n\n");
+        Ok(())
+    }
+}
+
+impl<W: Wire> StreamEncoder for TokenStream<W> {
+    const TAKES_COMMENTS: bool = W::TAKES_COMMENTS;
+
     fn open(&mut self, _: &mut BytesMut) -> Result<(), EncodeError> {
         Ok(())
     }
@@ -52,7 +87,7 @@ impl StreamEncoder for TokenStream {
                 let logprob = (!logprobs.is_empty()).then(|| logprobs.iter().map(|one| one.token.logprob).sum());
                 let index = self.told;
                 self.told = self.told.saturating_add(1);
-                write(out, &Event::Token { token: text, index, logprob })
+                self.wire.write(&Event::Token { token: text, index, logprob }, out)
             }
             GenerationEvent::Finished { reason, stop, .. } => {
                 self.ended = Some(Ended::of(*reason, stop.as_ref()));
@@ -70,11 +105,12 @@ impl StreamEncoder for TokenStream {
 
     fn close(&mut self, usage: Usage, out: &mut BytesMut) -> Result<(), EncodeError> {
         let finish_reason = self.ended.unwrap_or(Ended::Stop);
-        write(out, &Event::Done { finish_reason, usage: usage.into() })
+        self.wire.write(&Event::Done { finish_reason, usage: usage.into() }, out)
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut BytesMut) {
         // An object of strings can always be written.
-        let _ = write(out, &Event::Error { message: &error.message, code: error.code.as_str() });
+        let _ = self.wire.write(&Event::Error { message: &error.message, code: error.code.as_str() }, out);
+        self.wire.failed(error);
     }
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base64;
 use crate::fields::{Fields, wrong_value};
-use crate::inputs::{Bounds, inputs};
+use crate::inputs::{Bounds, inputs, text_inputs};
 use crate::limits::{MAX_EMBEDDING_INPUTS, MAX_EMBEDDING_TOKENS};
 use crate::parameters::Place;
 use crate::request::{model, parse_object, priority};
@@ -75,6 +75,14 @@ pub fn decode_embeddings(body: &[u8]) -> Result<(PooledRequest, EmbeddingsEncode
     let encoder = EmbeddingsEncoder { encoding, dimensions, count: inputs.len() };
     let work = PooledTask::Work(PooledWork::Embed(inputs));
     Ok((PooledRequest { model, work, prompt_param: "input", priority }, encoder))
+}
+
+/// Checks texts to embed that another protocol has read, as its `input`.
+///
+/// # Errors
+/// There are none, or too many, or one is empty.
+pub fn embedding_inputs(texts: Vec<String>) -> Result<Vec<TextInput>, ApiError> {
+    text_inputs("input", texts, BOUNDS)
 }
 
 /// Writes the answer to a request for embeddings.

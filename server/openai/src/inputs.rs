@@ -22,19 +22,16 @@ pub(crate) fn inputs(fields: &Fields<'_>, name: &str, bounds: Bounds) -> Result<
     let value = fields.get(name).ok_or_else(|| missing(path(), &format!("{expected} is expected")))?;
     let mut tokens = Count { most: bounds.tokens, so_far: 0 };
     match value {
-        Value::String(text) => Ok(vec![text_input(path(), text)?]),
+        Value::String(text) => Ok(vec![text_input(path(), text.clone())?]),
         Value::Array(items) if items.first().is_some_and(Value::is_number) => {
             Ok(vec![token_input(&path(), items, &mut tokens)?])
         }
-        Value::Array(items) if items.is_empty() || items.len() > bounds.elements => {
-            let n = items.len();
-            Err(wrong_value(path(), format_args!("must have 1 to {} elements, not {n}", bounds.elements)))
-        }
         Value::Array(items) => {
+            bounds.check(path(), items.len())?;
             let one = |(i, item): (usize, &Value)| {
                 let path = format!("{}[{i}]", path());
                 match item {
-                    Value::String(text) => text_input(path, text),
+                    Value::String(text) => text_input(path, text.clone()),
                     Value::Array(ids) => token_input(&path, ids, &mut tokens),
                     other => Err(wrong_type(path, "a string or an array of token ids", other)),
                 }
@@ -45,11 +42,26 @@ pub(crate) fn inputs(fields: &Fields<'_>, name: &str, bounds: Bounds) -> Result<
     }
 }
 
-fn text_input(path: String, text: &str) -> Result<TextInput, ApiError> {
+impl Bounds {
+    fn check(self, path: String, n: usize) -> Result<(), ApiError> {
+        if (1..=self.elements).contains(&n) {
+            return Ok(());
+        }
+        Err(wrong_value(path, format_args!("must have 1 to {} elements, not {n}", self.elements)))
+    }
+}
+
+/// Texts of a protocol that has no other inputs.
+pub(crate) fn text_inputs(name: &str, texts: Vec<String>, bounds: Bounds) -> Result<Vec<TextInput>, ApiError> {
+    bounds.check(name.to_owned(), texts.len())?;
+    texts.into_iter().enumerate().map(|(i, text)| text_input(format!("{name}[{i}]"), text)).collect()
+}
+
+fn text_input(path: String, text: String) -> Result<TextInput, ApiError> {
     if text.is_empty() {
         return Err(wrong_value(path, "must not be empty"));
     }
-    Ok(TextInput::Text(text.to_owned()))
+    Ok(TextInput::Text(text))
 }
 
 /// The token ids of a whole request.

@@ -37,7 +37,7 @@ pub use chunk::{ChunkHead, ChunkTemplate};
 pub use completions::{CompletionEncoder, CompletionStream, decode_completion};
 pub use embeddings::{
     Embedding, EmbeddingList, EmbeddingVector, EmbeddingsEncoder, EncodingFormat, ValidEmbeddingsRequest,
-    decode_embeddings,
+    decode_embeddings, embedding_inputs,
 };
 pub use error::{ErrorObject, ErrorResponse};
 pub use infill::{InfillEncoder, InfillStream, decode_infill, infill_schema};

@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::budget::{Budget, Peer, Share};
 use super::errors::Failure;
+use super::routes::{self, Protocol};
 use crate::limits::{
     BODY_BUDGET_WAIT, BODY_CHUNK_BYTES, BODY_DISCARD_LIMIT, BODY_MIN_BYTES_PER_SECOND, BODY_RATE_WINDOW,
     BODY_READ_LIMIT, MAX_BODY_BYTES, MAX_FRAME_BYTES,
@@ -26,11 +27,18 @@ const _: () = assert!(MAX_BODY_BYTES * 2 < MAX_FRAME_BYTES);
 /// Bytes that must come in each [`BODY_RATE_WINDOW`].
 const WINDOW_BYTES: usize = BODY_MIN_BYTES_PER_SECOND * BODY_RATE_WINDOW.as_secs() as usize;
 
-/// Reads a JSON body whole.
+/// Reads a body whole, which its protocol says the kind of.
 pub(super) async fn read(budget: &Budget, request: Request) -> Result<(Bytes, Share), Failure> {
     let (parts, mut body) = request.into_parts();
+    let protocol = routes::protocol_of(parts.extensions.get());
     let share = budget.open(parts.extensions.get::<Peer>().copied().unwrap_or_default());
-    match read_within_limits(share, &parts.headers, &mut body).await {
+    let read = async {
+        if protocol != Protocol::Grpc {
+            check_media_type(&parts.headers)?;
+        }
+        read_within_limits(share, &parts.headers, &mut body).await
+    };
+    match read.await {
         Ok(read) => Ok(read),
         Err(failure) => {
             discard(body);
@@ -40,7 +48,6 @@ pub(super) async fn read(budget: &Budget, request: Request) -> Result<(Bytes, Sh
 }
 
 async fn read_within_limits(mut share: Share, headers: &HeaderMap, body: &mut Body) -> Result<(Bytes, Share), Failure> {
-    check_media_type(headers)?;
     let declared = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
     let most = match declared {
         Some(bytes) => usize::try_from(bytes).ok().filter(|bytes| *bytes <= MAX_BODY_BYTES).ok_or_else(too_large)?,

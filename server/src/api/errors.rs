@@ -162,6 +162,17 @@ impl Failure {
         Self::retriable(error, Duration::from_secs(RETRY_AFTER_MIN_SECONDS))
     }
 
+    /// There are as many calls of gRPC as may be.
+    pub(super) fn calls_full(full: super::grpc::Full) -> Self {
+        let super::grpc::Full { limit, of_one } = full;
+        let message = format!(
+            "As many calls are open here as may be: {limit}, and {of_one} from one address; try again when some of them are \
+             answered."
+        );
+        let error = ApiError::new(503, ErrorKind::ServiceUnavailableError, ErrorCode::Overloaded, message);
+        Self::retriable(error, Duration::from_secs(RETRY_AFTER_MIN_SECONDS))
+    }
+
     /// As many responses are answered in the background as may be.
     pub(super) fn background_full() -> Self {
         let message = format!(

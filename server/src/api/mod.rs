@@ -3,8 +3,8 @@
 //! [`routes`] lists the addresses. A protocol is a file with decoders and encoders ([`openai`], [`responses`], [`anthropic`]); what its requests need is the
 //! [`executor`]'s, whichever it is: bodies read within limits ([`body`]), a version, an answer, a record. Responses that are kept are [`stored`]'s. [`errors`] tells what
 //! went wrong as an error object, whatever it was: an unknown address, a wrong method and a panic too. [`ready`] says whether a
-//! token can be decoded now. Absent: HTTP/2 and TLS, as in llama-server behind a
-//! service.
+//! token can be decoded now. [`grpc`] is a protocol like the others, at a port of its own. Absent: HTTP/2 but for that, and TLS, as in
+//! llama-server behind a service.
 
 mod anthropic;
 mod body;
@@ -13,6 +13,7 @@ mod cors;
 mod errors;
 mod executor;
 mod generate;
+mod grpc;
 mod middleware;
 mod models;
 mod names;
@@ -25,6 +26,7 @@ mod ready;
 mod responses;
 mod routes;
 mod shape;
+mod stats;
 mod stored;
 
 use std::sync::Arc;
@@ -216,6 +218,18 @@ pub fn routes(app: &Arc<App>) -> axum::Router {
         .layer(from_fn_with_state(Arc::clone(app), middleware::authorize))
         .layer(from_fn(shape::shape))
         .layer(from_fn_with_state(Arc::clone(app), middleware::count))
+        .layer(from_fn(middleware::request_id))
+}
+
+/// What the port of gRPC answers, so many calls at once.
+pub fn call_routes(app: &Arc<App>, calls: usize) -> axum::Router {
+    routes::calls()
+        .with_state(Arc::clone(app))
+        .layer(CatchPanicLayer::custom(errors::panicked))
+        .layer(from_fn_with_state(Arc::clone(app), middleware::authorize))
+        .layer(from_fn_with_state(grpc::Places::new(calls), grpc::enter))
+        .layer(from_fn_with_state(Arc::clone(app), middleware::count))
+        .layer(from_fn(grpc::call))
         .layer(from_fn(middleware::request_id))
 }
 

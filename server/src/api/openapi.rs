@@ -188,7 +188,7 @@ fn error_name(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::OpenAi => "Error",
         Protocol::Anthropic => "MessagesError",
-        Protocol::Generate => "GenerateError",
+        Protocol::Generate | Protocol::Grpc => "GenerateError",
     }
 }
 
@@ -196,7 +196,8 @@ fn error(protocol: Protocol, generator: &mut SchemaGenerator) -> Value {
     match protocol {
         Protocol::OpenAi => generator.subschema_for::<ErrorResponse>().to_value(),
         Protocol::Anthropic => gantry_anthropic::error_schema(generator).to_value(),
-        Protocol::Generate => gantry_generate::error_schema(generator).to_value(),
+        // Of gRPC reflection tells.
+        Protocol::Generate | Protocol::Grpc => gantry_generate::error_schema(generator).to_value(),
     }
 }
 

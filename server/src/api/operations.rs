@@ -9,6 +9,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::Value;
 
 use super::props;
+use super::stats::MetricsSnapshot;
 
 /// Writes a schema, with those that it refers to in the generator.
 pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
@@ -146,6 +147,8 @@ pub(super) const SLOTS: Operation = Operation {
     asks: Asks::Query(props::slots_parameters),
     ..question("Tells which sequences are in use", props::slots_schema)
 };
+pub(super) const STATS: Operation =
+    Operation { errors: &[], ..question("Tells how the server does, at a glance", of::<MetricsSnapshot>) };
 pub(super) const TOKENIZER_INFO: Operation = question("Tells what vLLM's clients ask first", object);
 pub(super) const OPENAPI: Operation = Operation { errors: &[], ..question("Tells this document", object) };
 pub(super) const HEALTH: Operation =

@@ -35,6 +35,12 @@ pub(super) async fn unknown_url(request: Request) -> Failure {
     ApiError::new(404, ErrorKind::NotFoundError, ErrorCode::UnknownUrl, message).into()
 }
 
+pub(super) async fn unknown_call(request: Request) -> Failure {
+    let methods = listed(&routes::told_calls().collect::<Vec<_>>());
+    let message = format!("There is no {} here; there are {methods}.", request.uri().path());
+    ApiError::new(404, ErrorKind::NotFoundError, ErrorCode::UnknownUrl, message).into()
+}
+
 fn listed(addresses: &[&str]) -> String {
     match addresses {
         [all @ .., last] if !all.is_empty() => format!("{} and {last}", all.join(", ")),

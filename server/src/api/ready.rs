@@ -41,6 +41,11 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
     }
 }
 
+/// Whether `/readyz` says that a token can be decoded now.
+pub(super) async fn is_ready(app: &App) -> bool {
+    check(app).await.is_ok()
+}
+
 /// Where the server is with its model.
 fn state(app: &App) -> ModelState {
     if let Some(state) = app.router.state() {

@@ -11,9 +11,9 @@ use self::Method::{Get, GetDelete, Post};
 use super::operations::{
     APPLY_TEMPLATE, CANCEL, CHAT, COMPLETION, COUNT_TOKENS, DELETE, DETOKENIZE, EMBEDDINGS, GENERATE, GENERATE_CHAT,
     HEALTH, INFILL, INPUT_ITEMS, MESSAGES, METRICS, MODEL, MODELS, OPENAPI, Operation, PROBE, PROPS, RERANK, RESPONSE,
-    RETRIEVE, SCORE, SLOTS, TOKENIZE, TOKENIZER_INFO,
+    RETRIEVE, SCORE, SLOTS, STATS, TOKENIZE, TOKENIZER_INFO,
 };
-use super::{App, anthropic, generate, models, openai, openapi, paths, props, ready, responses, scrape};
+use super::{App, anthropic, generate, grpc, models, openai, openapi, paths, props, ready, responses, scrape, stats};
 use crate::metrics::Route;
 
 /// How an address is asked.
@@ -43,6 +43,17 @@ pub(super) enum Protocol {
     OpenAi,
     Anthropic,
     Generate,
+    Grpc,
+}
+
+impl Protocol {
+    /// What a body takes in memory once it is read, its texts left out.
+    pub(super) fn memory_bytes(self, body: &[u8]) -> usize {
+        match self {
+            Self::OpenAi | Self::Anthropic | Self::Generate => gantry_core::json_memory_bytes(body),
+            Self::Grpc => gantry_generate::grpc::message_memory_bytes(body),
+        }
+    }
 }
 
 /// One address.
@@ -76,6 +87,10 @@ impl Address {
 
     const fn of_generate(self) -> Self {
         Self { protocol: Protocol::Generate, ..self }
+    }
+
+    const fn of_grpc(self) -> Self {
+        Self { protocol: Protocol::Grpc, ..self }
     }
 
     const fn tells(self, operations: &'static [Operation]) -> Self {
@@ -145,11 +160,45 @@ const ADDRESSES: &[Address] = &[
     Address::new((Get, "/props"), Route::Other, Client, || get(props::props)).tells(&[PROPS]),
     Address::new((Get, "/slots"), Route::Other, Client, || get(props::slots)).tells(&[SLOTS]),
     Address::new((Get, "/openapi.json"), Route::Other, Client, || get(openapi::document)).tells(&[OPENAPI]),
+    Address::new((Get, "/server/stats"), Route::Other, Monitor, || get(stats::stats)).tells(&[STATS]),
     Address::new((Get, "/health"), Route::Other, Monitor, || get(ready::health)).tells(&[HEALTH]),
     Address::new((Get, "/v1/health"), Route::Other, Monitor, || get(ready::health)).tells(&[HEALTH]).alias(),
     Address::new((Get, "/healthz"), Route::Other, Probe, || get(ready::alive)).tells(&[PROBE]),
     Address::new((Get, "/readyz"), Route::Other, Probe, || get(ready::ready)).tells(&[PROBE]),
     Address::new((Get, "/metrics"), Route::Other, Probe, || get(scrape)).tells(&[METRICS]),
+];
+
+/// Those of gRPC, which its own port answers.
+const CALLS: &[Address] = &[
+    Address::new((Post, "/gantry.inference.v1.Inference/Generate"), Route::Generate, Client, || post(grpc::generate))
+        .of_grpc(),
+    Address::new((Post, "/gantry.inference.v1.Inference/GenerateStream"), Route::Generate, Client, || {
+        post(grpc::generate_stream)
+    })
+    .of_grpc(),
+    Address::new((Post, "/gantry.inference.v1.Inference/Chat"), Route::GenerateChat, Client, || post(grpc::chat))
+        .of_grpc(),
+    Address::new((Post, "/gantry.inference.v1.Inference/ChatStream"), Route::GenerateChat, Client, || {
+        post(grpc::chat_stream)
+    })
+    .of_grpc(),
+    Address::new((Post, "/gantry.inference.v1.Inference/Embeddings"), Route::Embeddings, Client, || {
+        post(grpc::embeddings)
+    })
+    .of_grpc(),
+    Address::new((Post, "/grpc.health.v1.Health/Check"), Route::Other, Monitor, || post(grpc::health)).of_grpc(),
+    Address::new((Post, "/grpc.health.v1.Health/Watch"), Route::Other, Monitor, || post(grpc::health)).of_grpc(),
+    Address::new((Post, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"), Route::Other, Client, || {
+        post(grpc::reflection)
+    })
+    .of_grpc(),
+    Address::new(
+        (Post, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"),
+        Route::Other,
+        Client,
+        || post(grpc::reflection),
+    )
+    .of_grpc(),
 ];
 
 /// All addresses, and what is said of a wrong method and an unknown address.
@@ -163,6 +212,17 @@ pub(super) fn all() -> Router<Arc<App>> {
 /// What the port of probes and metrics answers.
 pub(super) fn probes() -> Router<Arc<App>> {
     of(|address| address.asker == Probe)
+}
+
+/// What the port of gRPC answers, and what is said of a method that is not there.
+pub(super) fn calls() -> Router<Arc<App>> {
+    let calls = CALLS.iter().fold(Router::new(), |router, one| router.route(one.path, (one.handler)()));
+    calls.method_not_allowed_fallback(paths::takes_post).fallback(paths::unknown_call)
+}
+
+/// The methods of gRPC, as told to those who ask for one that is not there.
+pub(super) fn told_calls() -> impl Iterator<Item = &'static str> {
+    CALLS.iter().filter(|address| address.asker == Client).map(|address| address.path)
 }
 
 fn of(wanted: impl Fn(&&Address) -> bool) -> Router<Arc<App>> {
@@ -195,5 +255,5 @@ pub(super) fn protocol_of(matched: Option<&MatchedPath>) -> Protocol {
 }
 
 fn address_of(matched: Option<&MatchedPath>) -> Option<&'static Address> {
-    matched.and_then(|path| ADDRESSES.iter().find(|address| address.path == path.as_str()))
+    matched.and_then(|path| ADDRESSES.iter().chain(CALLS).find(|address| address.path == path.as_str()))
 }

@@ -301,6 +301,9 @@ pub struct HttpArgs {
         allow_hyphen_values = true
     )]
     pub metrics_port: String,
+    /// A port for gRPC, where that is to be served; 0: any free one, which the log tells; -1: none
+    #[arg(long, env = "GANTRY_GRPC_PORT", default_value = "-1", value_name = "PORT", allow_hyphen_values = true)]
+    pub grpc_port: String,
     /// A key that clients must show, with commas between several [default: whoever reaches the server may ask]
     #[arg(
         long,

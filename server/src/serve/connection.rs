@@ -169,13 +169,44 @@ impl ConnectionPlace {
         }
     }
 
-    fn is_busy(&self) -> bool {
+    /// It is so now, whatever it was before. For who tells of all changes, one after the other.
+    pub(super) fn become_phase(&self, phase: Phase) {
+        let to = match phase {
+            Phase::Waiting => State::Waiting,
+            Phase::Receiving => State::Receiving,
+            Phase::Busy => State::Busy,
+            Phase::Unread => State::Unread,
+            Phase::Idle => State::Idle,
+        };
+        let states = [State::Waiting, State::Receiving, State::Busy, State::Unread, State::Idle];
+        for from in states.into_iter().filter(|from| *from != to) {
+            self.change(from, to);
+        }
+    }
+
+    /// Waits until it is told to leave.
+    pub(super) async fn leave(&self) {
+        self.leave.notified().await;
+    }
+
+    /// How long nothing has been asked on it, and whether anything ever was; `None` while something is.
+    pub(super) fn quiet_for(&self) -> Option<(Phase, Duration)> {
+        let (phase, since) = self.connections.with(|table| table.quiet_since(self.id))?;
+        Some((phase, since.elapsed()))
+    }
+
+    /// How long a client may take too little of an answer.
+    pub(super) fn patience(&self) -> Duration {
+        self.connections.patience()
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
         let state = self.state.load(Ordering::Acquire);
         state == State::Busy as u8 || state == State::Ending as u8
     }
 
     /// Waits until the server closes and nothing has been asked for [`DRAIN_QUIET_LIMIT`].
-    async fn over(&self, closing: &CancellationToken) -> Phase {
+    pub(super) async fn over(&self, closing: &CancellationToken) -> Phase {
         closing.cancelled().await;
         loop {
             match self.connections.with(|table| table.quiet_since(self.id)) {
@@ -261,7 +292,7 @@ pub(super) async fn serve(
 
 /// Each token is a small write that must not wait for the last one's acknowledgement. And who takes nothing, or has gone
 /// without a word, must not keep its place, its answer and its share of memory.
-fn prepare(stream: &TcpStream) -> io::Result<()> {
+pub(super) fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
     socket.set_tcp_user_timeout(Some(CLIENT_STALL_LIMIT))?;

@@ -47,6 +47,8 @@ pub(super) struct Worker {
     pub(super) restarts: AtomicU32,
     /// Those that it may compute with now.
     pub(super) threads: AtomicU32,
+    /// When its figures came last, in unix milliseconds; 0: never.
+    pub(super) heard_unix_ms: AtomicU64,
     /// Bits of an `f32`: the share of the model that is read.
     loaded: AtomicU32,
     load: Mutex<LoadClock>,
@@ -61,6 +63,7 @@ impl Worker {
             pid: AtomicU32::new(0),
             restarts: AtomicU32::new(0),
             threads: AtomicU32::new(threads),
+            heard_unix_ms: AtomicU64::new(0),
             loaded: AtomicU32::new(0.0_f32.to_bits()),
             load: Mutex::default(),
         }

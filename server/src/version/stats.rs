@@ -61,6 +61,8 @@ pub struct WorkerStats {
     pub restarts: u32,
     /// Threads that it may compute with now: fewer than it was loaded for while others compute beside it.
     pub threads: u32,
+    /// When it was heard of last, in unix milliseconds; 0: never.
+    pub heard_unix_ms: u64,
     /// Its engine's own, which begin anew with each process.
     pub engine: EngineStats,
     /// Its embedder's, likewise.
@@ -118,6 +120,7 @@ impl WorkerStats {
             running: worker.running.load(Ordering::Relaxed),
             restarts: worker.restarts.load(Ordering::Relaxed),
             threads: worker.threads.load(Ordering::Relaxed),
+            heard_unix_ms: worker.heard_unix_ms.load(Ordering::Relaxed),
             engine: beat.engine,
             pooled: beat.pooled,
         }

@@ -39,7 +39,7 @@ impl Front {
         let (limits, settings, stop) = (FrontLimits::default(), AppSettings::default(), CancellationToken::new());
         let output = Output::new(OUTPUT_BUDGET_BYTES);
         let app = App::new(Arc::clone(&pod.router), output, limits, settings, None, None);
-        let ports = Ports { requests: listener, probes: None, origins: Origins::None };
+        let ports = Ports { requests: listener, probes: None, calls: None, origins: Origins::None };
         tokio::spawn(serve::run(ports, app, stop.clone(), PATIENCE));
         Self { base, client: reqwest::Client::new(), stop }
     }

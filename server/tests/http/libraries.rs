@@ -29,13 +29,14 @@ fn tests(language: &str) -> PathBuf {
 
 /// Runs tests against a server of text, one that keeps responses and one of vectors.
 async fn run(mut tests: Command) {
-    let server = Server::start(&["--api-key", KEY]).await;
+    let server = Server::start(&["--api-key", KEY, "--grpc-port", "0"]).await;
     let embeds = Server::start(&["--api-key", KEY, "--embeddings", "--pooling", "mean"]).await;
     let folder = tempfile::tempdir().unwrap();
     let url = format!("file://{}", folder.path().display());
     let stores = Server::start(&["--api-key", KEY, "--response-store", &url]).await;
     tests
         .env("GANTRY_URL", &server.base)
+        .env("GANTRY_GRPC", server.grpc_address().await.to_string())
         .env("GANTRY_STORING_URL", &stores.base)
         .env("GANTRY_EMBEDDINGS_URL", &embeds.base);
     tests.env("GANTRY_KEY", KEY).env("GANTRY_MODEL", "demo-v2.q8_0");
@@ -78,6 +79,11 @@ async fn langchain() {
 #[tokio::test]
 async fn llama_index_litellm_and_instructor() {
     python("test_frameworks").await;
+}
+
+#[tokio::test]
+async fn grpc_for_python() {
+    python("test_grpc").await;
 }
 
 #[tokio::test]

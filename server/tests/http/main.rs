@@ -22,6 +22,7 @@ mod forms;
 mod generate;
 #[path = "../../llama/tests/common/gguf.rs"]
 mod gguf;
+mod grpc;
 mod infill;
 mod keys;
 mod libraries;
@@ -43,6 +44,7 @@ mod script;
 mod server;
 mod sources;
 mod split;
+mod stats;
 mod stored;
 mod suspects;
 mod swap;

@@ -113,13 +113,23 @@ impl Server {
 
     /// Where its probes are answered, with `--metrics-port`.
     pub(crate) async fn probes_address(&self) -> SocketAddr {
+        self.told_address("listening for probes and metrics").await
+    }
+
+    /// Where calls of gRPC are answered, with `--grpc-port`.
+    pub(crate) async fn grpc_address(&self) -> SocketAddr {
+        self.told_address("listening for gRPC").await
+    }
+
+    /// The address that a record of the log tells.
+    async fn told_address(&self, record: &str) -> SocketAddr {
         let told = || {
             let log = self.log();
-            let line = log.lines().find(|line| line.contains("listening for probes and metrics"))?;
+            let line = log.lines().find(|line| line.contains(record))?;
             let line: Value = serde_json::from_str(line).unwrap();
             line["address"].as_str().unwrap().parse().ok()
         };
-        await_condition("the port of probes to be told", async || told().is_some()).await;
+        await_condition("a port to be told", async || told().is_some()).await;
         told().unwrap()
     }
 

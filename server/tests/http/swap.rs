@@ -50,7 +50,7 @@ async fn a_swap_under_load_loses_nothing_and_mixes_nothing() {
     let listener = serve::listen("127.0.0.1", 0).await.unwrap();
     let url = format!("http://{}/v1/chat/completions", listener.local_addr().unwrap());
     let stop = CancellationToken::new();
-    let ports = Ports { requests: listener, probes: None, origins: Origins::None };
+    let ports = Ports { requests: listener, probes: None, calls: None, origins: Origins::None };
     let app = App::new(
         Arc::clone(&router),
         Output::new(OUTPUT_BUDGET_BYTES),

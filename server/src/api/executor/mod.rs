@@ -29,7 +29,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::BytesMut;
 use gantry_core::{
     Answer, AnswerHead, ApiError, ErrorCode, ErrorKind, PooledEncoder, PooledRequest, PooledSize, Priority,
-    PromptEncoder, RequestError, StreamEncoder, TextEncoder, TextRequest, Usage, json_memory_bytes,
+    PromptEncoder, RequestError, StreamEncoder, TextEncoder, TextRequest, Usage,
 };
 use gantry_engine::Pooling;
 use gantry_responses::{ResolvedRequest, ResponseId, StoredResponses, decode_responses};
@@ -42,6 +42,7 @@ use super::body;
 use super::budget::{Share, Short};
 use super::errors::{Failure, unanswered};
 use super::middleware::CountedLater;
+use super::routes;
 use super::stored::{Asker, Keep};
 use crate::limits::{BODY_BUDGET_WAIT, EMBEDDING_ANSWER_BYTES_PER_NUMBER, MAX_BODY_JSON_BYTES, SMALL_BODY_JSON_BYTES};
 use crate::metrics::Route;
@@ -51,6 +52,7 @@ use crate::version::{GenerationError, PoolRequest, Version};
 pub(super) use background::Background;
 use choices::{Choices, Uncollected, best_of_each, share_prompt_tokens, sum_of};
 use record::{Origin, RequestRecord};
+pub(super) use scheduling::QUEUE_TIMEOUT_HEADER;
 use submit::Asking;
 pub(super) use written::Writers;
 
@@ -401,18 +403,18 @@ async fn read<D>(
     decode: impl FnOnce(&[u8]) -> Result<D, ApiError>,
 ) -> Result<(Origin, D, Share, Option<OwnedSemaphorePermit>), Failure> {
     let origin = Origin::read(&request)?;
+    let protocol = routes::protocol_of(request.extensions().get());
     let (body, share) = body::read(&app.bodies, request).await?;
-    let decoding = room_to_decode(app, &body).await?;
+    let decoding = room_to_decode(app, protocol.memory_bytes(&body)).await?;
     let decoded = decode(&body)?;
     Ok((origin, decoded, share, decoding))
 }
 
 /// The right to make values of a body, which may take far more memory than its text.
-async fn room_to_decode(app: &App, body: &[u8]) -> Result<Option<OwnedSemaphorePermit>, Failure> {
-    let bytes = json_memory_bytes(body);
+async fn room_to_decode(app: &App, bytes: usize) -> Result<Option<OwnedSemaphorePermit>, Failure> {
     if bytes > MAX_BODY_JSON_BYTES {
         let message = format!(
-            "The values of the body's JSON take about {} MiB of memory, and {} MiB is the limit; split the request, or send \
+            "The values of the body take about {} MiB of memory, and {} MiB is the limit; split the request, or send \
              prompts as text where they are token ids.",
             bytes >> 20,
             MAX_BODY_JSON_BYTES >> 20
@@ -508,6 +510,7 @@ fn head_of(version: &Version, id: Option<ResponseId>) -> AnswerHead {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use axum::response::IntoResponse as _;
+    use gantry_core::json_memory_bytes;
 
     use super::*;
     use crate::api::AppSettings;
@@ -521,15 +524,16 @@ mod tests {
         let limits = FrontLimits::default();
         let app = App::new(Router::new(), Output::new(limits.output_bytes), limits, AppSettings::default(), None, None);
         let large = format!("[{}]", vec!["{}"; 2000].join(","));
-        let first = room_to_decode(&app, large.as_bytes()).await.unwrap();
+        let first = room_to_decode(&app, json_memory_bytes(large.as_bytes())).await.unwrap();
         assert!(first.is_some());
         let rest = u32::try_from(app.decoding.available_permits()).unwrap();
         let rest = Arc::clone(&app.decoding).acquire_many_owned(rest).await.unwrap();
-        assert!(room_to_decode(&app, br#"{"messages": []}"#).await.unwrap().is_none());
-        let refused = room_to_decode(&app, large.as_bytes()).await.map(drop).unwrap_err().into_response();
+        assert!(room_to_decode(&app, json_memory_bytes(br#"{"messages": []}"#)).await.unwrap().is_none());
+        let refused =
+            room_to_decode(&app, json_memory_bytes(large.as_bytes())).await.map(drop).unwrap_err().into_response();
         assert_eq!(refused.status(), 503);
         assert!(refused.headers().contains_key("retry-after"));
         drop(rest);
-        assert!(room_to_decode(&app, large.as_bytes()).await.unwrap().is_some());
+        assert!(room_to_decode(&app, json_memory_bytes(large.as_bytes())).await.unwrap().is_some());
     }
 }

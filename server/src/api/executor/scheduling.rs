@@ -8,7 +8,7 @@ use gantry_core::{ApiError, ErrorCode, GenerationParams, MAX_QUEUE_TIMEOUT_MS, P
 /// The header that says who goes first; it goes before the body's `priority`, since a gateway can set it.
 const PRIORITY_HEADER: &str = "x-gantry-priority";
 /// The header that says how long a request is worth waiting for, in milliseconds to its first token.
-const QUEUE_TIMEOUT_HEADER: &str = "x-gantry-queue-timeout-ms";
+pub(in crate::api) const QUEUE_TIMEOUT_HEADER: &str = "x-gantry-queue-timeout-ms";
 /// The header by which a stream asks for events, and not comments, while it waits for a model to be changed.
 const EVENTS_HEADER: &str = "x-gantry-events";
 /// Its one value.

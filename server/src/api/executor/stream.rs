@@ -88,7 +88,7 @@ pub(super) fn held<E: TextEncoder>(mut pending: Box<Pending<E>>) -> Response {
                     turn = pending.asking.turn(&app) => break turn,
                     _ = news.tick() => {}
                 }
-                if let Some(news) = pending.asking.news() {
+                if let Some(news) = pending.asking.news().filter(|_| E::Stream::TAKES_COMMENTS) {
                     yield told(&news, &model, tells_queue);
                 }
             };
@@ -148,10 +148,10 @@ fn opened_with(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     response
 }
 
-fn events(
+fn events<E: StreamEncoder>(
     first: Option<(usize, Item)>,
     mut choices: Choices,
-    mut feed: Feed<impl StreamEncoder>,
+    mut feed: Feed<E>,
     mut keep: Option<Keep>,
 ) -> impl Stream<Item = Bytes> {
     async_stream::stream! {
@@ -186,7 +186,7 @@ fn events(
                     let Some((choice, item)) = next else { return };
                     flow = feed.apply(choice, item);
                 }
-                () = &mut quiet => {
+                () = &mut quiet, if E::TAKES_COMMENTS => {
                     if sent.elapsed() >= SSE_KEEP_ALIVE {
                         sent = Instant::now();
                         yield Bytes::from_static(KEEP_ALIVE_COMMENT.as_bytes());

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures::{Stream, StreamExt};
 use gantry_engine::{
@@ -322,7 +322,9 @@ impl<'a> Session<'a> {
                 self.step = beat.engine.step_age_ms.map(|age_ms| (age_ms, beat.engine.step_limit_ms)).or(of_texts);
                 self.measures = beat.engine.measures;
                 self.supervisor.shared.desk.set_level(self.supervisor.worker, beat.engine.degradation);
-                self.supervisor.figures().heartbeat.send_replace(*beat);
+                let figures = self.supervisor.figures();
+                figures.heartbeat.send_replace(*beat);
+                figures.heard_unix_ms.store(unix_ms(), Ordering::Relaxed);
             }
         }
         None
@@ -601,4 +603,10 @@ fn load_error(message: String, fault: LoadFault) -> LoadError {
 
 fn cannot_decode(reason: &str) -> End {
     End::Hung(format!("it cannot decode any more: {reason}"))
+}
+
+/// The time, for people; a clock before 1970 says 1970.
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
