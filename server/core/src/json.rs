@@ -235,7 +235,8 @@ mod tests {
 
     #[test]
     fn what_is_null_asks_for_nothing_whatever_its_name() {
-        let body: Body = read_body(br#"{"one": 1, "later_than_this_release": null, "word": null}"#).expect("nulls are nothing");
+        let body: Body =
+            read_body(br#"{"one": 1, "later_than_this_release": null, "word": null}"#).expect("nulls are nothing");
         assert_eq!((body.one, body.word.is_none()), (1, true));
         for (body, name) in [
             (&br#"{"one": 1, "some": null, "other": 2}"#[..], "other"),
