@@ -408,8 +408,11 @@ impl World {
             }
             Event::Edit(ask) => world.change(|object| object.ask = ask),
             Event::Scale(replicas) => {
+                let (before, left) = (world.pods.len(), usize::try_from(replicas).unwrap());
                 world.change(|object| object.replicas = replicas);
-                world.pods.truncate(usize::try_from(replicas).unwrap());
+                world.pods.truncate(left);
+                // What befell those that go, and that they go, befell the fleet.
+                world.deaths = world.deaths.saturating_add(u8::try_from(before.saturating_sub(left)).unwrap());
             }
             Event::SecretChanges => world.secret += 1,
             Event::Restarts(at) => world.pod(at).restart(),
@@ -469,6 +472,8 @@ impl World {
     }
 
     fn deployment(&mut self) {
+        let marked = |pods: &[Arc<Pod>]| pods.iter().filter(|pod| pod.marked).count();
+        let before = marked(&self.pods);
         match self.replacement() {
             None => {}
             Some(Replacement::Comes) => self.pod_comes(),
@@ -481,6 +486,8 @@ impl World {
                 }
             }
         }
+        // What befell one is not forgotten with it: its word was heard.
+        self.deaths = self.deaths.saturating_add(u8::try_from(before - marked(&self.pods)).unwrap());
     }
 
     /// What an operator decides that sees this.
