@@ -85,6 +85,7 @@ mod tests {
         drop(first.pop());
         assert!(places.take(peer(4)).is_ok());
         drop((first, others));
-        assert_eq!((places.taken().all, places.taken().of_peers.len()), (0, 0));
+        let taken = places.taken();
+        assert_eq!((taken.all, taken.of_peers.len()), (0, 0));
     }
 }
