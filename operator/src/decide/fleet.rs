@@ -74,7 +74,7 @@ pub(super) fn judge_candidate(world: &World, now: &RolloutStatus) -> Candidacy {
         }
     }
     let voices = prepared + at_it + refusals.len();
-    let (refused, to_come) = (refusals.len(), template::to_come(world));
+    let (refused, to_come) = (refusals.len(), template::to_be_heard(world, voices));
     if is_versions(refused, voices + to_come) {
         return Candidacy::Refused(refusals.swap_remove(0));
     }
@@ -92,7 +92,7 @@ pub(super) fn judge_candidate(world: &World, now: &RolloutStatus) -> Candidacy {
     }
     match (over, refusals.into_iter().next()) {
         (false, _) => Candidacy::Open,
-        (true, Some(failure)) => Candidacy::Refused(failure.of_some(refused, world.judges().count() + to_come)),
+        (true, Some(failure)) => Candidacy::Refused(failure.of_some(refused, world.judges().count() + template::to_come(world))),
         (true, None) => Candidacy::Refused(Failure::of_deadline(world, now, prepared)),
     }
 }

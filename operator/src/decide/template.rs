@@ -10,7 +10,12 @@ use super::{CountedPod, World, is_prepared};
 /// Pods that will judge once they have come for older ones: they have a voice each, which has not been heard yet. A pod
 /// that comes beside those that there should be comes for one of these.
 pub(super) fn to_come(world: &World) -> usize {
-    let missing = usize::try_from(world.target_replicas).unwrap_or(0).saturating_sub(world.judges().count());
+    to_be_heard(world, world.judges().count())
+}
+
+/// The same where so many have a voice: one that has come and answers nobody yet has none.
+pub(super) fn to_be_heard(world: &World, voices: usize) -> usize {
+    let missing = usize::try_from(world.target_replicas).unwrap_or(0).saturating_sub(voices);
     // Of another side all are still to come that are not there.
     if world.sides.judges_are_other { missing } else { world.older_pods().min(missing) }
 }

@@ -72,6 +72,28 @@ fn one_new_pod_does_not_refuse_for_those_that_are_to_come() {
     }
 }
 
+/// A pod that has come for an older one and answers nobody yet has no voice, and will have one.
+#[test]
+fn one_new_pod_does_not_refuse_for_one_that_has_come_and_says_nothing_yet() {
+    let mut scene = replaced(&["a", "b"]);
+    goes(&mut scene, "a");
+    comes(&mut scene, "n1", true);
+    comes(&mut scene, "n2", false);
+    refuses(&mut scene, "n1", GateName::Fetch);
+    assert_eq!(scene.step(), None, "one of two");
+    scene.pod("n2", |report| report.version = Some(name(1)));
+    refuses(&mut scene, "n2", GateName::Fetch);
+    assert!(matches!(scene.step(), Some(Transition::Rejected { .. })), "two of two");
+    // Where nobody is replaced any more, who answers nobody holds nobody up.
+    let mut scene = replaced(&["a", "b"]);
+    goes(&mut scene, "a");
+    goes(&mut scene, "b");
+    comes(&mut scene, "n1", true);
+    comes(&mut scene, "n2", false);
+    refuses(&mut scene, "n1", GateName::Fetch);
+    assert!(matches!(scene.step(), Some(Transition::Rejected { .. })), "the one that answers");
+}
+
 #[test]
 fn a_new_pod_that_refuses_alone_is_believed_when_the_time_is_up() {
     let mut scene = replaced(&OLD);

@@ -153,7 +153,7 @@ fn check_rejection(world: &World, new: &RolloutState) -> Result<(), TestCaseErro
     };
     let voices: Vec<_> = newest.iter().filter(|pod| pod.ready || !judges_answer || prepared(pod)).collect();
     let refusals = voices.iter().filter(|pod| refuses(pod)).count();
-    let missing = usize::try_from(world.target_replicas).unwrap().saturating_sub(newest.len());
+    let missing = usize::try_from(world.target_replicas).unwrap().saturating_sub(voices.len());
     let fleet = voices.len() + missing.min(world.pods.len() - newest.len());
     let over = progress_at.is_some_and(|at| world.now >= at + Duration::from_secs(900));
     prop_assert!(over || refusals == fleet || (refusals >= 2 && refusals * 2 > fleet), "{} of {}", refusals, fleet);
