@@ -92,7 +92,9 @@ pub(super) fn judge_candidate(world: &World, now: &RolloutStatus) -> Candidacy {
     }
     match (over, refusals.into_iter().next()) {
         (false, _) => Candidacy::Open,
-        (true, Some(failure)) => Candidacy::Refused(failure.of_some(refused, world.judges().count() + template::to_come(world))),
+        (true, Some(failure)) => {
+            Candidacy::Refused(failure.of_some(refused, world.judges().count() + template::to_come(world)))
+        }
         (true, None) => Candidacy::Refused(Failure::of_deadline(world, now, prepared)),
     }
 }

@@ -10,7 +10,10 @@ use std::{
 
 use gantry_crds::{
     InferenceServiceStatus,
-    status::{CanaryStatus, CandidatePhase, CandidateStatus, GateName, ReplicaHealth, ReplicaStatus, RolloutStep},
+    status::{
+        CanaryStatus, CandidatePhase, CandidateStatus, GateName, RejectedOutcome, ReplicaHealth, ReplicaStatus,
+        RolloutStep,
+    },
 };
 use gantry_operator::decide::{self, CountedPod, Plan, RolloutState, StampedVersion, Transition, decide};
 use gantry_rollout::{Phase, WorkerHealth};
@@ -688,7 +691,7 @@ impl World {
         Ok(true)
     }
 
-    /// What befell one pod is not the fleet's verdict. In a fleet of two, which does not tell who is right when the time is
+    /// What befell one pod is not the fleet's verdict, unless nobody else answers: then nobody is waited for. In a fleet of two, which does not tell who is right when the time is
     /// up, a candidate that one of them has not is refused then (decision 16).
     fn check_verdict(&self, next: &RolloutState) -> Result<(), Violation> {
         let Some(rejected) = next.rejected.as_ref().filter(|one| Some(*one) != self.object.state.rejected.as_ref())
@@ -699,6 +702,10 @@ impl World {
         let over = self.object.state.rollout.as_ref().is_some_and(|rollout| rollout.deadline.0 <= NOW);
         let can_tell = self.scenario.pods >= if over { 3 } else { 2 };
         let is_good = self.scenario.nature(&rejected.version) == Nature::Good;
+        let goes_back = rejected.outcome == RejectedOutcome::RolledBack;
+        if goes_back && !self.pods.iter().any(|pod| pod.ready()) {
+            return Ok(());
+        }
         if is_good && befallen <= 1 && can_tell && self.object.replicas == self.scenario.pods {
             let how = format!("{} is good, and refused: {}", rejected.version, rejected.message);
             return Err(Invariant::OnePodIsNotTheFleet.broken(how));
