@@ -222,7 +222,8 @@ pub const CALL_PIECE_BYTES: usize = 16 * 1024;
 pub const CALL_PING_PERIOD: Duration = Duration::from_secs(60);
 /// How long it may take to say so.
 pub const CALL_PING_LIMIT: Duration = Duration::from_secs(20);
-/// How often a client of gRPC that watches the server's health has it looked at.
+/// How often a client of gRPC that watches the server's health has it looked at: readiness is worked out from what workers did last,
+/// and nothing tells when that grows old.
 pub const HEALTH_WATCH_PERIOD: Duration = Duration::from_secs(1);
 /// How long one call of gRPC's reflection may go on.
 pub const REFLECTION_LIMIT: Duration = Duration::from_secs(10);

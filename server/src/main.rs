@@ -15,7 +15,7 @@ use gantry_gguf::Header;
 use gantry_server::agent::{self, AgentConfig, PodHas};
 use gantry_server::api::{App, AppSettings};
 use gantry_server::config::{self, BackendArgs, Command, HttpSettings, Line, PodArgs, Problems, ServeSettings};
-use gantry_server::fetch::{Reach, VerifiedFile};
+use gantry_server::fetch::{FileStamp, Reach};
 use gantry_server::front::FrontLimits;
 use gantry_server::gates::limits::HEADROOM_RATIO;
 use gantry_server::gates::report::quantity;
@@ -362,7 +362,8 @@ async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Re
         let mut files = Vec::new();
         let mut checked = |path: &Path| {
             let parts = gantry_gguf::part_paths(path);
-            files.extend(parts.iter().filter_map(|part| VerifiedFile::looked_at(part).ok()));
+            // One that is not there is told by who reads it.
+            files.extend(parts.iter().filter_map(|part| FileStamp::looked_at(part).ok()));
             match file::check(path) {
                 Ok(file) => Ok(file.header),
                 // In the words of `validate`, which are whole without what caused them.
@@ -375,7 +376,7 @@ async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Re
         }
         settings::check_pooling(version.runtime.pooled.as_ref(), &model)?;
         let (draft_path, draft) = (draft.clone(), draft.as_deref().map(checked).transpose()?);
-        version.runtime.engine.verified = files;
+        version.runtime.engine.stamps = files;
         if let (Some(draft_path), Some(draft)) = (draft_path, &draft)
             && let Some(reason) = settings::draft_mismatch(&model, draft)
         {

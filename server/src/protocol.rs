@@ -16,7 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwn
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
-use crate::fetch::VerifiedFile;
+use crate::fetch::FileStamp;
 use crate::limits::MAX_FRAME_BYTES;
 
 /// Names one request on one version; never used twice.
@@ -29,8 +29,8 @@ pub enum ToWorker {
     Load {
         /// The model, and how to run it.
         config: EngineConfig,
-        /// Files that must be as they were when they were verified, once it is loaded.
-        verified: Vec<VerifiedFile>,
+        /// Files that must be as they were when they were checked, once it is loaded.
+        stamps: Vec<FileStamp>,
     },
     /// Generate.
     Submit {

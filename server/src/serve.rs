@@ -1,7 +1,8 @@
 //! The HTTP server around [`crate::api`]: it accepts within a limit of connections, and ends without losing a request.
 //!
-//! HTTP/1.1 and gRPC have a port each, and the same places for connections ([`connection`], [`calls`]). Where there are as many connections as may be, one that asks for nothing makes room ([`table`]). Probes and metrics may
-//! have a listener of their own, with places of its own, so that no crowd on the other keeps a probe from being answered.
+//! HTTP/1.1 and gRPC have a port each, and the same places for connections ([`connection`], [`calls`]). Where there are as many
+//! connections as may be, one that asks for nothing makes room ([`table`]). Probes and metrics may have a listener of their own,
+//! with places of its own, so that no crowd on the other keeps a probe from being answered.
 //!
 //! The end, on SIGTERM: `/readyz` says no and every answer says `Connection: close`, while connections are still accepted,
 //! since those who route requests here learn of it a little later; once none has come for a moment the port closes, connections on which

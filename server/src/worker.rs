@@ -26,7 +26,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::fetch::VerifiedFile;
+use crate::fetch::FileStamp;
 use crate::front::FrontLimits;
 use crate::gates::memory;
 use crate::journal::{Entry, Notes};
@@ -68,11 +68,11 @@ pub async fn run(backend_dir: Option<PathBuf>) -> anyhow::Result<()> {
     let notes = Arc::new(Notes::take_stdout().context("cannot take standard output")?);
 
     let Some(first) = incoming.next().await else { return Ok(()) };
-    let ToWorker::Load { config, verified } = first? else {
+    let ToWorker::Load { config, stamps } = first? else {
         return Err(anyhow!("the front did not begin with a model to load"));
     };
     let limit = Arc::<ThreadLimit>::default();
-    let load = load(backend_dir, config, verified, Arc::clone(&limit), Outbox { control, events, pooled });
+    let load = load(backend_dir, config, stamps, Arc::clone(&limit), Outbox { control, events, pooled });
     tokio::pin!(load);
     let worker = loop {
         tokio::select! {
@@ -98,7 +98,7 @@ pub async fn run(backend_dir: Option<PathBuf>) -> anyhow::Result<()> {
 async fn load(
     backend_dir: Option<PathBuf>,
     mut config: EngineConfig,
-    verified: Vec<VerifiedFile>,
+    stamps: Vec<FileStamp>,
     limit: Arc<ThreadLimit>,
     outbox: Outbox,
 ) -> anyhow::Result<Option<(ModelHost, Outbox)>> {
@@ -126,10 +126,10 @@ async fn load(
             })
         };
         let of_model = |told| (told, LoadFault::Model);
-        let found: Result<Vec<_>, _> = verified.iter().map(VerifiedFile::again).collect();
+        let found: Result<Vec<_>, _> = stamps.iter().map(FileStamp::again).collect();
         let host = found.map_err(of_model).and_then(|found| {
             let host = load().map_err(|error| (error.to_string(), LoadFault::from(&error)))?;
-            // What was read of a file that is the same afterwards is what was verified.
+            // What was read of a file that is the same afterwards is what was checked.
             match found.iter().find(|file| !file.is_unchanged()) {
                 Some(file) => Err(of_model(file.has_changed())),
                 None => Ok(host),

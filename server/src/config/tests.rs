@@ -237,7 +237,7 @@ fn flags_mean_what_they_mean_for_llama_server() {
             step_ms_target: Some(80),
             chat_template: Some("{{ messages[0].content }}".to_owned()),
             infill_suffix_first: true,
-            verified: Vec::new(),
+            stamps: Vec::new(),
         },
         pooled: Some(PooledConfig { pooling: Some(Pooling::Last), max_batch: 16, wait_ms: 5, batch_tokens: 1024 }),
         cuts_vectors: true,

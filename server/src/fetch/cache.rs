@@ -20,7 +20,7 @@ use super::digest::Digest;
 use super::error::FetchError;
 use super::lock;
 use super::partial::{hash_file, remove_if_there, validator_path};
-use super::volume::VerifiedFile;
+use super::volume::FileStamp;
 
 const PARTIAL_EXTENSION: &str = "partial";
 
@@ -97,7 +97,7 @@ pub struct CachedModel {
     _lease: Option<Arc<Lease>>,
     /// Keeps other processes from removing it.
     _in_use: Option<Arc<File>>,
-    on_volume: Option<VerifiedFile>,
+    on_volume: Option<FileStamp>,
     /// Of a model that is split: all of its files.
     _parts: Vec<CachedModel>,
 }
@@ -112,14 +112,14 @@ impl CachedModel {
         Some(Self { path, digest, bytes, _lease: None, _in_use: None, on_volume: None, _parts: parts })
     }
 
-    pub(super) fn on_volume(file: VerifiedFile, digest: Digest) -> Self {
+    pub(super) fn on_volume(file: FileStamp, digest: Digest) -> Self {
         let (path, bytes) = (file.path().to_owned(), file.bytes());
         Self { path, digest, bytes, _lease: None, _in_use: None, on_volume: Some(file), _parts: Vec::new() }
     }
 
     /// What it was when it was verified, where others may change it.
     #[must_use]
-    pub fn verified(&self) -> Option<&VerifiedFile> {
+    pub fn verified(&self) -> Option<&FileStamp> {
         self.on_volume.as_ref()
     }
 

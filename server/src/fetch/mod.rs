@@ -61,7 +61,7 @@ pub(crate) use source::names;
 pub use source::{Credential, CredentialKind, S3Key, Source, SourceError, Token};
 pub use stores::StoreSettings;
 pub(crate) use tries::Backoff;
-pub use volume::VerifiedFile;
+pub use volume::FileStamp;
 
 use asked::Place;
 use download::{Download, blocking};
@@ -85,7 +85,7 @@ pub struct Fetcher {
     /// One per digest that was ever fetched: a handful of versions in a pod's life.
     flights: Mutex<HashMap<Digest, Flight>>,
     /// Files on volumes that were hashed: it is not done again while they are the same. One for each digest, as above.
-    on_volumes: Mutex<HashMap<Digest, VerifiedFile>>,
+    on_volumes: Mutex<HashMap<Digest, FileStamp>>,
 }
 
 /// Who makes requests.

@@ -2,7 +2,7 @@
 //!
 //! Others may write to a volume, so a digest holds for a file only as long as it is the same one. What a file is known by (its
 //! inode, length and times) is noted before its bytes are hashed and compared after, and by each worker after it has read
-//! the file ([`VerifiedFile::is_unchanged`]): weights are in memory of the worker's own then, and what becomes of the file
+//! the file ([`FileStamp::is_unchanged`]): weights are in memory of the worker's own then, and what becomes of the file
 //! does not matter any more. With layers on GPUs llama.cpp may compute from the mapped file, and there it is copied into the
 //! cache as any other source is. Absent: a guard against somebody who sets a file's time of change back, which takes
 //! control of the volume's server.
@@ -81,10 +81,10 @@ impl VolumeFile {
         digest: Digest,
         progress: &watch::Sender<FetchProgress>,
         cancel: &CancellationToken,
-    ) -> Result<VerifiedFile, FetchError> {
+    ) -> Result<FileStamp, FetchError> {
         let unreadable = |error: io::Error| self.unreadable(&error);
         let (mut file, total) = local::open_source(path).map_err(unreadable)?;
-        let before = VerifiedFile::of(path, Some(digest.into()), &file.metadata().map_err(unreadable)?);
+        let before = FileStamp::of(path, Some(digest.into()), &file.metadata().map_err(unreadable)?);
         let mut meter = Meter::new(progress, 0, Some(total), Instant::now());
         let (mut hasher, mut magic, mut bytes) = (Sha256::new(), Magic::from(0), 0);
         let mut buffer = vec![0; FILE_BUFFER_BYTES];
@@ -101,7 +101,7 @@ impl VolumeFile {
             bytes += n as u64;
             meter.at(bytes, Instant::now());
         }
-        if VerifiedFile::of(path, Some(digest.into()), &fs::metadata(path).map_err(unreadable)?) != before
+        if FileStamp::of(path, Some(digest.into()), &fs::metadata(path).map_err(unreadable)?) != before
             || bytes != total
         {
             return Err(FetchError::temporary(format!("{self} is being written; it is read again")));
@@ -123,7 +123,7 @@ impl std::fmt::Display for VolumeFile {
 
 /// A file as it was when its bytes were hashed, or looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VerifiedFile {
+pub struct FileStamp {
     path: PathBuf,
     /// `None`: nobody has hashed it, so that one of which anything has changed is another.
     sha256: Option<[u8; 32]>,
@@ -137,7 +137,7 @@ pub struct VerifiedFile {
     changed: (i64, i64),
 }
 
-impl VerifiedFile {
+impl FileStamp {
     fn of(path: &Path, sha256: Option<[u8; 32]>, metadata: &Metadata) -> Self {
         Self {
             path: path.to_owned(),
@@ -232,7 +232,7 @@ mod tests {
         (folder, file)
     }
 
-    fn verified(file: &VolumeFile, content: &[u8]) -> Result<VerifiedFile, FetchError> {
+    fn verified(file: &VolumeFile, content: &[u8]) -> Result<FileStamp, FetchError> {
         let digest = Digest::from(<[u8; 32]>::from(Sha256::digest(content)));
         let (progress, seen) = watch::channel(FetchProgress::default());
         let verified = file.verify(&file.resolve()?, digest, &progress, &CancellationToken::new())?;

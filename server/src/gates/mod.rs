@@ -228,8 +228,8 @@ impl Gates {
         let mut runtime = job_settings(job, draft.as_ref(), summary)?;
         runtime.engine.cache_disk = self.cache_disk(&job.version.runtime);
         let files = std::iter::once(&model).chain(draft.iter().map(|draft| &draft.file));
-        runtime.engine.verified = files.filter_map(CachedModel::verified).cloned().collect();
-        if !runtime.engine.verified.is_empty() {
+        runtime.engine.stamps = files.filter_map(CachedModel::verified).cloned().collect();
+        if !runtime.engine.stamps.is_empty() {
             // A GPU that is there though none was asked for would be computed on from the file.
             runtime.gpu_layers = Some(0);
         }

@@ -13,7 +13,7 @@ use gantry_engine::{
 use serde::{Deserialize, Serialize};
 
 use super::DispatchStrategy;
-use crate::fetch::VerifiedFile;
+use crate::fetch::FileStamp;
 use crate::limits::{MAX_QUEUE, MAX_WORKERS};
 use crate::processors::Processors;
 
@@ -89,8 +89,8 @@ pub struct EngineTuning {
     pub chat_template: Option<String>,
     /// Whether what stands after a gap within a text comes before what stands before it.
     pub infill_suffix_first: bool,
-    /// Files that each worker must find as they were when they were verified: others may change them.
-    pub verified: Vec<VerifiedFile>,
+    /// Files that each worker must find as they were when they were checked: others may change them.
+    pub stamps: Vec<FileStamp>,
 }
 
 /// A draft model: it guesses tokens that the model checks.

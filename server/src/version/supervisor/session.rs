@@ -105,8 +105,8 @@ impl<'a> Session<'a> {
     ) -> End {
         let shared = &self.supervisor.shared;
         let config = shared.spec.engine_config(&self.supervisor.figures().share, shared.workers.len());
-        let verified = shared.spec.runtime.engine.verified.clone();
-        self.tell(ToWorker::Load { config, verified });
+        let stamps = shared.spec.runtime.engine.stamps.clone();
+        self.tell(ToWorker::Load { config, stamps });
         let mut tick = tokio::time::interval(SUPERVISOR_TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut ticked = Instant::now();
