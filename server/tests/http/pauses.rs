@@ -66,7 +66,7 @@ impl Worker {
         let mut worker = Self { child, tell: Sender::new(write), told, _model: folder };
         let config =
             EngineConfig { ctx_size: LONG_TOKENS + 1_024, parallel: 1, threads: Some(1), ..EngineConfig::new(file) };
-        worker.tell.send(&ToWorker::Load { config, verified: Vec::new() }).await.unwrap();
+        worker.tell.send(&ToWorker::Load { config, stamps: Vec::new() }).await.unwrap();
         while !matches!(worker.next().await, FromWorker::Ready(_)) {}
         worker
     }
