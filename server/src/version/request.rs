@@ -447,6 +447,15 @@ impl Request {
         self.tell_end(error);
     }
 
+    /// Tells its client that this is the end, and goes on without one, for however long it may have to wait.
+    pub(super) fn leave_client(&mut self, error: GenerationError) {
+        self.tell_end(error);
+        match &mut self.asked {
+            Asked::Text { request, .. } => request.params.queue_timeout_ms = None,
+            Asked::Pooled { request, .. } => request.timeout_ms = None,
+        }
+    }
+
     fn tell_end(&mut self, error: GenerationError) {
         // An error means that the client has gone.
         match &mut self.asked {
@@ -530,7 +539,7 @@ impl Request {
         if let GenerationEvent::Started { .. } | GenerationEvent::Prompt(_) = &event {
             self.place.begin();
         }
-        let Asked::Text { request, events: listening } = &mut self.asked else { return Passed::Goes };
+        let Asked::Text { events: listening, .. } = &mut self.asked else { return Passed::Goes };
         let Some(events) = listening else { return Passed::Goes };
         let terminal = event.is_terminal();
         match &event {
@@ -542,10 +551,6 @@ impl Request {
                     && (event.output_tokens().is_some() || matches!(event, GenerationEvent::Echo { .. })) =>
             {
                 self.told_output = true;
-                if !self.is_whole {
-                    // Never needed again, and it may be large.
-                    request.prompt = Arc::new(Prompt::Text(String::new()));
-                }
             }
             _ => {}
         }

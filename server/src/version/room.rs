@@ -130,10 +130,22 @@ impl Room {
                 self.desk.leave_room();
                 waiting.request.fail(GenerationError::EndsWorker);
             }
+            // Nobody waits for it, and what it was suspected of was another's doing.
+            Standing::Suspected { on_trial: false, .. }
+                if waiting.request.is_abandoned() && !self.is_open(&waiting) =>
+            {
+                self.desk.suspects().acquit(waiting.request.digest);
+                self.desk.leave_room();
+            }
             Standing::Suspected { .. } => drop(self.suspects.insert(turn, waiting)),
             Standing::Clear if waiting.request.suspect => drop(self.suspects.insert(turn, waiting)),
             Standing::Clear => self.waiting.insert(waiting),
         }
+    }
+
+    /// Whether there is a death that its request may have been the cause of.
+    fn is_open(&self, waiting: &Waiting) -> bool {
+        self.desk.suspects().is_open(waiting.request.digest)
     }
 
     /// Lets go of those that have waited long enough, and places the first ones that can be.
@@ -230,13 +242,17 @@ impl Room {
         }
     }
 
-    /// The first suspect of which nobody who asks the same is being tried.
+    /// The first suspect of which nobody who asks the same is being tried. Those for whom somebody waits come first; of the others
+    /// the one that had come least far, which takes the least to be tried.
     fn next_suspect(&self, now: Instant) -> Option<(Instant, RequestId)> {
         let memory = self.desk.suspects();
-        let is_free = |waiting: &Waiting| {
-            !matches!(memory.standing(waiting.request.digest, now), Standing::Suspected { on_trial: true, .. })
-        };
-        self.suspects.iter().find(|(_, waiting)| is_free(waiting)).map(|(turn, _)| *turn)
+        let free =
+            self.suspects.iter().filter_map(|(turn, waiting)| match memory.standing(waiting.request.digest, now) {
+                Standing::Suspected { on_trial: true, .. } => None,
+                Standing::Suspected { reached, .. } if waiting.request.is_abandoned() => Some((Some(reached), *turn)),
+                _ => Some((None, *turn)),
+            });
+        free.min().map(|(_, turn)| turn)
     }
 
     fn drop_overdue(&mut self, now: Instant) {

@@ -375,6 +375,44 @@ fn suspects_are_run_one_by_one_and_others_beside_none_of_them() {
     assert_eq!(ids(&stage.came(0)), [0]);
 }
 
+#[test]
+fn suspects_that_nobody_waits_for_come_last_and_only_while_their_death_is_unexplained() {
+    for convicted in [true, false] {
+        let mut stage = stage(DispatchStrategy::LeastLoaded, 1);
+        let now = Instant::now();
+        let reached = |id: RequestId| (stage.digest(id), [9, 2, 5, 0][id as usize]);
+        let tried = (0..4).map(|id| stage.digest(id)).collect();
+        stage.lanes.desk.suspects().died(0, (0..4).map(reached), tried, now);
+        // Somebody waits for the last of them, of which nothing had come.
+        let (requests, mut clients): (Vec<_>, Vec<_>) = (0..4).map(|id| stage.suspect(id)).unzip();
+        for mut request in requests {
+            if request.id != 3 {
+                request.leave_client(GenerationError::WorkerDied("gone".to_owned()));
+            }
+            stage.wait(request);
+        }
+        stage.lanes.desk.set_healthy(0, true);
+        let mut order = Vec::new();
+        loop {
+            stage.settle(now);
+            let Some(request) = stage.came(0).pop() else { break };
+            order.push(request.id);
+            let mut memory = stage.lanes.desk.suspects();
+            if convicted && request.id == 1 {
+                memory.convict(request.digest, now)
+            } else {
+                memory.acquit(request.digest)
+            }
+        }
+        // Those whose death is explained need not be run.
+        assert_eq!(order, if convicted { vec![3, 1] } else { vec![3, 1, 2, 0] });
+        assert_eq!(stage.admission.in_flight(), 0);
+        assert_eq!(stage.lanes.desk.suspects().unexplained(0).len(), usize::from(!convicted));
+        let told = clients.remove(0).collect().now_or_never();
+        assert_eq!(told, Some(Err(GenerationError::WorkerDied("gone".to_owned()))));
+    }
+}
+
 fn came_anywhere(stage: &mut Stage) -> Vec<Request> {
     let mut came = stage.came(0);
     came.extend(stage.came(1));

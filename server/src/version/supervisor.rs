@@ -222,7 +222,7 @@ impl Supervisor {
             let fate = request.at_death(is_begun, begun.len() == 1).fate();
             match fate {
                 Fate::Convicted => drop(convicted.insert(request.digest)),
-                Fate::Tried => {
+                Fate::Tried | Fate::TriedUnheard => {
                     request.suspect = true;
                     tried.insert(request.digest);
                     suspected.push((request.digest, request.outputs()));
@@ -302,6 +302,7 @@ impl Supervisor {
             }
             Fate::Ends => return request.fail(GenerationError::WorkerDied(reason.to_owned())),
             Fate::Waits if request.is_abandoned() => return,
+            Fate::TriedUnheard => request.leave_client(GenerationError::WorkerDied(reason.to_owned())),
             // Whether it was the cause is to be known, be it that nobody waits for its answer any more.
             Fate::Waits | Fate::Tried => {}
         }

@@ -3,7 +3,7 @@
 //! A worker's death makes every request that it was working on a suspect: it is run again once, and by itself
 //! ([`Room`](super::room::Room) sees to that). Where it then comes as far as it was before, it and everyone who asks the same
 //! is cleared; where the worker dies again with nothing else begun, it is convicted, and the same request sent again is
-//! refused without being run. Both are forgotten after [`SUSPECT_MEMORY`]. What a request says is not kept: a digest is a hash of
+//! refused without being run. One whose client has text of it is tried for nobody, and only while no other one is convicted. Both are forgotten after [`SUSPECT_MEMORY`]. What a request says is not kept: a digest is a hash of
 //! its contents under keys that this process drew and tells nobody.
 //!
 //! A death for which there are suspects is no crash as long as one of them may have been its cause, and never one when that
@@ -48,7 +48,10 @@ pub(super) enum Fate {
     Waits,
     /// It is run again, by itself.
     Tried,
-    /// It ends with its worker: its client has text of it, or it was run again already, and not alone.
+    /// Its client has text of it, and is told that its worker died. It is run again all the same, by itself and for nobody: what one
+    /// worker after the other dies of would else be taken for a fault of the model.
+    TriedUnheard,
+    /// It ends with its worker: it was run again already, and not alone.
     Ends,
     /// The worker died of it.
     Convicted,
@@ -73,6 +76,7 @@ impl AtDeath {
             Self { begun: false, told_output: false, .. } => Fate::Waits,
             Self { begun: true, tried: true, alone: true, .. } => Fate::Convicted,
             Self { told_output: false, tried: false, .. } => Fate::Tried,
+            Self { begun: true, tried: false, .. } => Fate::TriedUnheard,
             _ => Fate::Ends,
         }
     }
@@ -178,6 +182,11 @@ impl Suspects {
             self.deaths.push(Death { worker, at: now, open: tried });
         }
         self.drop_excess();
+    }
+
+    /// Whether a death is still to be explained of which it may be the cause.
+    pub(super) fn is_open(&self, digest: Digest) -> bool {
+        self.deaths.iter().any(|death| death.open.contains(&digest))
     }
 
     /// A suspect is run by itself.

@@ -22,7 +22,7 @@ fn what_becomes_of_a_request_depends_on_whether_its_worker_had_begun_with_it() {
             assert_eq!(at(false, alone, tried, true), Fate::Ends);
         }
         assert_eq!(at(true, alone, false, false), Fate::Tried);
-        assert_eq!(at(true, alone, false, true), Fate::Ends, "its client has text");
+        assert_eq!(at(true, alone, false, true), Fate::TriedUnheard, "its client has text");
     }
     assert_eq!(at(true, true, true, false), Fate::Convicted);
     assert_eq!(at(true, true, true, true), Fate::Convicted, "it came as far as before, and no further");

@@ -45,11 +45,12 @@ async fn what_a_worker_dies_of_is_run_once_more_by_itself_and_then_refused() {
     }
     // Nothing of it has been sent, however far it came.
     assert_eq!(status_and_code(&server, &killer("text", 0)).await, refused());
-    // Its client has text of it, so that it is not run again by itself; but who sends the same again is tried.
+    // Its client has text of it, and hears no more; it is tried for nobody, and who sends the same again is refused.
     let mut late = killer("text", 1);
     late["stream"] = json!(true);
     let told = Events::open(server.post(TEXT, &late)).await.rest().await;
     assert!(told.last().unwrap().contains("worker_died"), "{told:?}");
+    await_condition("it to be tried", async || deaths().await == expected + 4).await;
     await_condition("another worker", async || server.ready().await.0 == 200).await;
     late["stream"] = json!(false);
     assert_eq!(status_and_code(&server, &late).await, refused());
@@ -79,6 +80,9 @@ async fn texts_that_an_embedder_dies_of_are_refused_too() {
 
 /// Time in which what a worker died of has been tried by itself, whoever was tried before it.
 const CONVICTED_WITHIN: Duration = Duration::from_secs(20);
+
+/// The most that an answer may take to a bystander who is beside deaths all the time.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// What became of the bystanders' requests.
 #[derive(Default)]
@@ -121,6 +125,8 @@ async fn stand_by(server: &Server, number: usize, over: &AtomicBool, tally: &Tal
 /// Eight clients stream while one sends what workers die of, ten times a second; `number_of` says what it sends the how-manieth
 /// time. No request of theirs that had sent nothing fails, and a dead worker is followed by the next at once.
 async fn outlive(period: Duration, moment: &'static str, number_of: impl Fn(usize) -> usize) {
+    // Of one that has had text a worker has died for good: streamed, it is not answered from the beginning.
+    let streams = moment == "text";
     let server = Arc::new(Server::start_in(&[ABORT_ON], &["--parallel", "8", "--ctx-size", "4096"]).await);
     let (over, tally) = (Arc::new(AtomicBool::new(false)), Arc::new(Tally::default()));
     let bystanders: Vec<_> = (0..BYSTANDERS)
@@ -136,7 +142,9 @@ async fn outlive(period: Duration, moment: &'static str, number_of: impl Fn(usiz
     let is_tried = async || server.metric("gantry_worker_restarts").await > 1.0;
     while started.elapsed() < period || (started.elapsed() < CONVICTED_WITHIN && !is_tried().await) {
         ticks.tick().await;
-        let request = server.post(TEXT, &killer(moment, number_of(killers.len()))).send();
+        let mut body = killer(moment, number_of(killers.len()));
+        body["stream"] = json!(streams);
+        let request = server.post(TEXT, &body).send();
         killers.push(tokio::spawn(async move { request.await.unwrap().status().as_u16() }));
     }
     over.store(true, Ordering::Relaxed);
@@ -157,6 +165,7 @@ async fn outlive(period: Duration, moment: &'static str, number_of: impl Fn(usiz
     // With killers that all differ, each of them twice, texts are cut; but nobody fails who had sent nothing.
     assert!(deaths > 1.0 && answered + broken > 0);
     assert!(failed.is_empty(), "{failed:#?}");
+    assert!(longest_ms < LONGEST_WAIT.as_millis() as usize, "a bystander waited for {longest_ms} ms");
     // The next worker is not waited for: what it takes is the load.
     let log = server.log();
     for death in log.lines().filter(|line| line.contains("\"worker died\"")) {
@@ -175,12 +184,17 @@ async fn bystanders_outlive_one_whose_killers_all_differ() {
     outlive(Duration::from_secs(4), "preparation", |number| number).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn bystanders_outlive_one_who_streams_and_whose_killers_all_differ() {
+    outlive(Duration::from_secs(6), "text", |number| number).await;
+}
+
 /// For a minute each.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes four minutes"]
+#[ignore = "takes six minutes"]
 async fn bystanders_outlive_a_minute_of_killers() {
     let minute = Duration::from_secs(60);
-    for moment in ["preparation", "slot"] {
+    for moment in ["preparation", "slot", "text"] {
         outlive(minute, moment, |_| 0).await;
         outlive(minute, moment, |number| number).await;
     }

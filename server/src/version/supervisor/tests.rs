@@ -292,7 +292,11 @@ fn who_waited_in_a_worker_that_dies_loses_nothing_however_often_that_happens() {
     for death in 0..deaths {
         // Only the second had begun, and its client has text.
         die(&mut session, if death == 0 { &[2] } else { &[] }, now);
-        let again = those_in(&mut waiting);
+        let mut again = those_in(&mut waiting);
+        for tried in again.extract_if(.., |request| request.id == 2) {
+            assert!(death == 0 && tried.suspect && tried.is_abandoned(), "for nobody");
+            shared.desk.leave_room();
+        }
         let ids: Vec<_> = again.iter().map(|request| request.id).collect();
         assert_eq!(ids, [1, 4], "after death {death}");
         assert_eq!(shared.admission.in_flight(), 2, "each keeps its place");
