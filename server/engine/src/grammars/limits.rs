@@ -31,8 +31,9 @@ pub const MAX_SCHEMAS_COMPILING: usize = 4;
 pub const MAX_STEP_EXPRESSIONS: u64 = 100_000;
 /// What one token may cost in places in the schema that are looked at.
 pub const MAX_STEP_ITEMS: usize = 50_000;
-/// The most places in a schema that a text may stand at, at once.
-pub const MAX_ROW_ITEMS: usize = 2000;
+/// The most places in a schema that a text may stand at, at once: four for each of `MAX_SCHEMA_PROPERTIES` that may all be left out,
+/// and what is around them.
+pub const MAX_ROW_ITEMS: usize = 2200;
 /// What one token may cost in time on a processor, whatever it is spent on: looked at each time that this has passed, so
 /// that twice as much is the most.
 pub const MAX_STEP_TIME: Duration = Duration::from_millis(5);

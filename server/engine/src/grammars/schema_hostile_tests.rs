@@ -110,6 +110,22 @@ fn hostile_schemas_are_refused_or_followed_within_their_limits() {
     assert!(follows(&compile(&schema).unwrap(), "{\"a\": 1}"));
 }
 
+/// As many as there may be are followed, also where none has to be there.
+#[test]
+fn as_many_properties_as_the_limit_says_are_taken() {
+    let schema = |required: bool, others: bool| {
+        let names: Vec<_> = wide(limits::MAX_SCHEMA_PROPERTIES).keys().cloned().collect();
+        json!({"type": "object", "properties": wide(limits::MAX_SCHEMA_PROPERTIES), "additionalProperties": others,
+            "required": if required { names } else { Vec::new() }})
+    };
+    for (required, others) in [(true, false), (false, false), (true, true), (false, true)] {
+        bear("as wide as can be", &schema(required, others)).unwrap();
+    }
+    let compiled = compile(&schema(false, false)).unwrap();
+    let last = format!("{{\"p0\": \"a\", \"p{}\": \"b\"}}", limits::MAX_SCHEMA_PROPERTIES - 1);
+    assert!(follows(&compiled, &last) && !follows(&compiled, "{\"p500\": \"a\"}"));
+}
+
 #[test]
 fn what_is_too_large_is_refused_before_it_is_compiled() {
     let deep = (0..100).fold(json!({}), |inner, _| json!({"type": "array", "items": inner}));
