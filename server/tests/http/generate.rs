@@ -64,7 +64,7 @@ fn a_prompt_longer_than_the_context_is_refused_and_one_that_fits_is_not() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let context = CONTEXT.to_string();
     let server = runtime.block_on(Server::start(&["--ctx-size", &context, "--parallel", "1"]));
-    let text = prop::collection::vec("[a-z]{1,9}", 1..300).prop_map(|words| words.join(" "));
+    let text = prop::collection::vec("[a-z]{1,9}", 1..120).prop_map(|words| words.join(" "));
     let mut runner = TestRunner::new(Config { cases: 100, ..Config::default() });
     let refused = std::cell::Cell::new(0);
     let property = |prompt: String| {
