@@ -82,7 +82,7 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
     }
     forget_unknown_dispatch(&mut value);
     let versions = versions(&take(&mut value, &["status", "versions"]));
-    let unknown_of_spec = [unknown_of_gates(&value), unknown_signals].concat();
+    let unknown_of_spec = [unknown_of_gates(&mut value), unknown_signals].concat();
     let service: InferenceService = serde_json::from_value(value).map_err(invalid)?;
     if let Some(RolloutStatus { step: RolloutStep::Unknown(step), .. }) =
         service.status.as_ref().and_then(|status| status.rollout.as_ref())
@@ -106,12 +106,14 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
 }
 
 /// Fields that no agent reads, and whose values are those of other programs.
-const OTHERS: [&[&str]; 7] = [
+const OTHERS: [&[&str]; 9] = [
     &["status", "rejected"],
     &["status", "conditions"],
     &["spec", "rollout", "strategy"],
     &["spec", "rollout", "canary"],
+    &["spec", "rollout", "gates", "shadow"],
     &["spec", "rollout", "rollback"],
+    &["spec", "pod"],
     &["spec", "cache", "mode"],
     &["spec", "api"],
 ];
@@ -174,26 +176,38 @@ fn reading<T: DeserializeOwned>(value: &Value) -> serde_json::Result<(T, Vec<Str
     Ok((read, unknown))
 }
 
-/// What this release does not know of the gates that its agents ask: a gate that none of them knows is the operator's to see.
-fn unknown_of_gates(value: &Value) -> Vec<String> {
-    let unknown = |name: &str, read: fn(&Value) -> Vec<String>| -> Vec<String> {
-        let gate = value.pointer(&format!("/spec/rollout/gates/{name}"));
-        gate.map(read).into_iter().flatten().map(|path| format!("spec.rollout.gates.{name}.{path}")).collect()
-    };
-    // One that cannot be read makes the whole object unreadable, which is told there.
-    let memory =
-        unknown("memory", |gate: &Value| reading::<MemoryGate>(gate).map(|(_, unknown)| unknown).unwrap_or_default());
-    let prompts =
-        unknown("prompts", |gate: &Value| reading::<PromptsGate>(gate).map(|(_, unknown)| unknown).unwrap_or_default());
-    let drift =
-        unknown("drift", |gate: &Value| reading::<DriftGate>(gate).map(|(_, unknown)| unknown).unwrap_or_default());
-    let performance = unknown("performance", |gate: &Value| {
-        reading::<PerformanceGate>(gate).map(|(_, unknown)| unknown).unwrap_or_default()
-    });
+/// What this release does not know of the gates that its agents ask, which are left without what it cannot read: a gate that none
+/// of them knows is the operator's to see.
+fn unknown_of_gates(value: &mut Value) -> Vec<String> {
+    const GATES: &str = "spec.rollout.gates";
+    type Read = fn(&Value) -> serde_json::Result<Vec<String>>;
+    fn of<Gate: DeserializeOwned>(gate: &Value) -> serde_json::Result<Vec<String>> {
+        reading::<Gate>(gate).map(|(_, unknown)| unknown)
+    }
+    let mut all = Vec::new();
     // Compared with something else, it would pass for what it was not asked.
-    let reference = value.pointer("/spec/rollout/gates/drift/reference").filter(|reference| *reference != "Active");
-    let reference = reference.map(|_| "spec.rollout.gates.drift.reference".to_owned());
-    memory.into_iter().chain(prompts).chain(drift).chain(performance).chain(reference).collect()
+    let reference = value.pointer("/spec/rollout/gates/drift/reference");
+    if reference.is_some_and(|reference| *reference != "Active") {
+        take(value, &["spec", "rollout", "gates", "drift", "reference"]);
+        all.push(format!("{GATES}.drift.reference"));
+    }
+    let gates: [(&str, Read); 4] = [
+        ("memory", of::<MemoryGate>),
+        ("prompts", of::<PromptsGate>),
+        ("drift", of::<DriftGate>),
+        ("performance", of::<PerformanceGate>),
+    ];
+    for (name, read) in gates {
+        match value.pointer(&format!("/spec/rollout/gates/{name}")).map(read) {
+            Some(Ok(unknown)) => all.extend(unknown.into_iter().map(|path| format!("{GATES}.{name}.{path}"))),
+            Some(Err(error)) => {
+                take(value, &["spec", "rollout", "gates", name]);
+                all.push(format!("{GATES}.{name} ({error})"));
+            }
+            None => {}
+        }
+    }
+    all
 }
 
 /// The most bytes of prompts on disk: of versions that run, one may be allowed more than the next one.
@@ -529,7 +543,7 @@ mod tests {
         }
         assert_eq!((of_v2.len(), unknown(&desired, "v1").len()), (6, 1));
         // What it is to be compared with, too.
-        for (reference, noted) in [("Active", false), ("Golden", true)] {
+        for (reference, noted) in [("Active", false), ("Golden", true), ("Baseline", true)] {
             let mut asks = object(json!({"candidateVersion": "v2", "rollout": rollout("Prepare"),
                 "versions": [version("v2", json!({}))]}));
             asks.data["spec"]["rollout"]["gates"]["drift"] = json!({"reference": reference, "maxKl": "0.1"});
@@ -537,6 +551,14 @@ mod tests {
             assert!(assignment.settings.drift.is_some());
             assert_eq!(!unknown(&assignment.desired, "v2").is_empty(), noted, "{reference}");
         }
+        // A gate that cannot be read at all hides no other, and not the object.
+        let mut asks = object(json!({"activeVersion": "v1", "candidateVersion": "v2", "rollout": rollout("Prepare"),
+            "versions": [version("v1", json!({})), version("v2", json!({}))]}));
+        asks.data["spec"]["rollout"]["gates"]["memory"] = json!({"headroom": {"percent": 10}});
+        let Assignment { desired, settings } = read(asks, &PodHas::default()).unwrap().assignment;
+        assert_eq!((desired.active.as_deref(), unknown(&desired, "v1").len()), (Some("v1"), 0));
+        assert!(unknown(&desired, "v2").concat().starts_with("spec.rollout.gates.memory ("), "{:?}", desired.unknown);
+        assert_eq!(settings.prompts.unwrap().config_map_ref.name, "golden");
         // Nor would it be watched by signals that are not known, or cannot be read.
         let status =
             json!({"candidateVersion": "v2", "rollout": rollout("Prepare"), "versions": [version("v2", json!({}))]});
@@ -574,6 +596,8 @@ mod tests {
         later.data["spec"]["rollout"]["canary"] = json!({"by": "mood"});
         later.data["spec"]["rollout"]["rollback"] = json!({"keepResident": "sometimes"});
         later.data["spec"]["rollout"]["gates"]["toxicity"] = json!({"max": "1%"});
+        later.data["spec"]["rollout"]["gates"]["shadow"] = json!({"of": "later"});
+        later.data["spec"]["pod"] = json!({"securityContext": {"seccompProfile": {"type": "Other"}}});
         later.data["spec"]["cache"]["mode"] = json!("Peer");
         later.data["spec"]["api"] = json!({"corsOrigins": {"from": "ConfigMap"}});
         later.data["spec"]["scheduling"]["dispatch"] = json!("Psychic");
