@@ -21,6 +21,8 @@ const _: () = assert!(MAX_MESSAGE_CHARS + 256 <= gantry_crds::status::report::MA
 pub const STATE_PERIOD: Duration = Duration::from_millis(250);
 /// The shortest time between a write and one for figures alone.
 pub const FIGURES_PERIOD_MIN: Duration = Duration::from_secs(10);
+/// How long a degradation is told of beyond its end.
+pub const DEGRADATION_TOLD: Duration = Duration::from_secs(300);
 /// What each pod of a service adds to that time: every write wakes the watchers of all of them.
 pub const FIGURES_PERIOD_PER_REPLICA: Duration = Duration::from_secs(1);
 /// The wait before a write of the entry that failed is tried again; it doubles.

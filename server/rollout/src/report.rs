@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::limits::{
-    FIGURES_PERIOD_MIN, FIGURES_PERIOD_PER_REPLICA, MEMORY_CHANGE_MIN_BYTES, MEMORY_CHANGE_PERCENT, STATE_PERIOD,
-    WRITE_BACKOFF_MAX, WRITE_BACKOFF_MIN,
+    DEGRADATION_TOLD, FIGURES_PERIOD_MIN, FIGURES_PERIOD_PER_REPLICA, MEMORY_CHANGE_MIN_BYTES, MEMORY_CHANGE_PERCENT,
+    STATE_PERIOD, WRITE_BACKOFF_MAX, WRITE_BACKOFF_MIN,
 };
 use crate::snapshot::Snapshot;
 
@@ -79,6 +79,24 @@ fn is_near(measured: Option<i64>, written: Option<i64>) -> bool {
     let moved = measured.abs_diff(written);
     moved < MEMORY_CHANGE_MIN_BYTES
         || u128::from(moved) * 100 < u128::from(written.unsigned_abs()) * MEMORY_CHANGE_PERCENT
+}
+
+/// Which degradation is told: the worst one of the last [`DEGRADATION_TOLD`]. Memory that moves about a threshold would be two
+/// writes with each turn, again and again; how it is at the moment is in the metrics.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ToldDegradation {
+    told: Option<(Degradation, Instant)>,
+}
+
+impl ToldDegradation {
+    /// What is told where this is measured; nothing is, and nothing of before counts, while no version answers.
+    pub fn of(&mut self, measured: Option<Degradation>, now: Instant) -> Option<Degradation> {
+        self.told = measured.map(|measured| match self.told {
+            Some((told, at)) if told > measured && now.saturating_duration_since(at) < DEGRADATION_TOLD => (told, at),
+            _ => (measured, now),
+        });
+        self.told.map(|(told, _)| told)
+    }
 }
 
 /// What to do with an entry now.
@@ -234,6 +252,23 @@ mod tests {
         }
         let changed = ReplicaStatus { health: ReplicaHealth::Restarting, ..at(None) };
         assert!(after(&cadence, &changed, 2, start, 250), "another state is told of all the same");
+    }
+
+    #[test]
+    fn memory_that_moves_about_a_threshold_is_told_once() {
+        let (start, mut told) = (Instant::now(), ToldDegradation::default());
+        let mut at = |seconds: u64, measured| told.of(measured, start + Duration::from_secs(seconds));
+        assert_eq!(at(0, Some(Degradation::Normal)), Some(Degradation::Normal));
+        for turn in 0..60 {
+            let worse = Some(Degradation::EvictCache);
+            assert_eq!((at(10 * turn, worse), at(10 * turn + 5, Some(Degradation::Normal))), (worse, worse));
+        }
+        let worst = Some(Degradation::Emergency);
+        assert_eq!(at(600, worst), worst, "what is worse is told at once");
+        let over = 600 + DEGRADATION_TOLD.as_secs();
+        assert_eq!(at(over - 1, Some(Degradation::ReducedBatch)), worst);
+        assert_eq!(at(over, Some(Degradation::ReducedBatch)), Some(Degradation::ReducedBatch));
+        assert_eq!((at(over + 1, None), at(over + 2, Some(Degradation::Normal))), (None, Some(Degradation::Normal)));
     }
 
     #[test]

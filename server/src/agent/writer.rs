@@ -7,7 +7,7 @@ use gantry_crds::status::report::as_written;
 use gantry_crds::status::{Degradation, ReplicaMemory, ReplicaStatus};
 use gantry_crds::{GROUP, VERSION, agent_field_manager};
 use gantry_engine::DegradationLevel;
-use gantry_rollout::report::{Cadence, Decision, Figures, entry};
+use gantry_rollout::report::{Cadence, Decision, Figures, ToldDegradation, entry};
 use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::core::DynamicObject;
@@ -33,6 +33,7 @@ pub(super) struct Writer {
     published: watch::Receiver<Published>,
     observed: watch::Receiver<Observed>,
     cadence: Cadence,
+    degradation: ToldDegradation,
 }
 
 impl Writer {
@@ -49,6 +50,7 @@ impl Writer {
             published,
             observed,
             cadence: Cadence::default(),
+            degradation: ToldDegradation::default(),
         }
     }
 
@@ -75,7 +77,8 @@ impl Writer {
         if self.cadence.is_lost(observed.has_entry, observed.resource_version) {
             tracing::warn!("this pod's entry was removed from the status and is written again");
         }
-        let figures = serving.map(|serving| figures(&serving, memory::read())).unwrap_or_default();
+        let mut figures = serving.map(|serving| figures(&serving, memory::read())).unwrap_or_default();
+        figures.degradation = self.degradation.of(figures.degradation, Instant::now());
         let now = entry(&self.pod, &snapshot, figures, observed.problem.as_deref(), Timestamp::now());
         match self.cadence.decide(&now, observed.replicas, Instant::now()) {
             Decision::LookAgain(at) => at,
