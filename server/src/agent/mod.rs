@@ -102,6 +102,10 @@ pub async fn run_with(
 ) -> Result<(), AgentError> {
     let cache = Cache::open(&config.cache_dir)
         .map_err(|error| AgentError::Cache { folder: config.cache_dir.clone(), error })?;
+    // The cache is this pod's alone.
+    if let Err(error) = cache.remove_scratch() {
+        tracing::warn!(%error, "cannot remove what the process before this one left in the cache");
+    }
     let fetcher = Fetcher::new(Arc::clone(&cache), config.reach)?;
     let objects = Objects::new(client.clone(), &config.namespace);
     let volumes = config.model_volumes.clone();

@@ -24,6 +24,9 @@ use super::volume::FileStamp;
 
 const PARTIAL_EXTENSION: &str = "partial";
 
+/// How directories of [`Cache::scratch`] are called.
+const SCRATCH_PREFIX: &str = "headers-";
+
 /// The folder with the models.
 #[derive(Debug)]
 pub struct Cache {
@@ -171,7 +174,21 @@ impl Cache {
     /// # Errors
     /// It cannot be made.
     pub fn scratch(&self) -> io::Result<tempfile::TempDir> {
-        tempfile::Builder::new().prefix("headers-").tempdir_in(self.folder.with_file_name(""))
+        tempfile::Builder::new().prefix(SCRATCH_PREFIX).tempdir_in(self.folder.with_file_name(""))
+    }
+
+    /// Removes what a process that was killed left of its [`scratch`](Self::scratch), where no other one uses the cache.
+    ///
+    /// # Errors
+    /// The cache cannot be read, or one of them not be removed.
+    pub fn remove_scratch(&self) -> io::Result<()> {
+        for entry in fs::read_dir(self.folder.with_file_name(""))? {
+            let entry = entry?;
+            if entry.file_name().as_encoded_bytes().starts_with(SCRATCH_PREFIX.as_bytes()) {
+                fs::remove_dir_all(entry.path())?;
+            }
+        }
+        Ok(())
     }
 
     /// Where the parts of models that are split have names.
@@ -525,6 +542,17 @@ mod tests {
         drop(lease);
         cache.keep(&BTreeSet::from([named]));
         assert!(!is_there(&cache, used));
+    }
+
+    #[test]
+    fn what_a_process_that_was_killed_left_is_removed_and_no_model_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(folder.path()).unwrap();
+        let model = put(&cache, 1, 100, Duration::ZERO);
+        let left = cache.scratch().unwrap().keep();
+        fs::write(left.join("header"), b"half").unwrap();
+        Cache::open(folder.path()).unwrap().remove_scratch().unwrap();
+        assert!(!left.exists() && is_there(&cache, model));
     }
 
     #[test]
