@@ -7,34 +7,32 @@
 /// Longest address that is shown, in characters.
 pub const SHOWN_CHARS_MAX: usize = 256;
 
-/// Last words of the names of query parameters that are credentials: `sig`, and `X-Amz-Signature`, whose last one is `signature`.
-/// Signatures of S3, Google Cloud Storage, Azure, OSS and COS, tokens, GitLab's among them, keys, and passwords. In small letters; they
-/// are compared without regard to case.
-pub const CREDENTIAL_WORDS: [&str; 23] = [
+/// How the names of query parameters end that are credentials, whatever is before it: `X-Amz-Signature`, `refreshToken`. Signatures
+/// of S3, Google Cloud Storage, OSS and COS, tokens, GitLab's among them, keys, and passwords. In small letters; they are compared
+/// without regard to case.
+pub const CREDENTIAL_ENDINGS: [&str; 18] = [
     "signature",
-    "sig",
-    "sas",
     "credential",
     "credentials",
     "token",
-    "accesstoken",
-    "authtoken",
-    "key",
-    "apikey",
-    "accesskey",
-    "accesskeyid",
-    "awsaccesskeyid",
     "secret",
-    "clientsecret",
     "password",
     "passwd",
     "pwd",
     "passphrase",
-    "jwt",
     "bearer",
-    "auth",
     "authorization",
+    "apikey",
+    "accesskey",
+    "accesskeyid",
+    "secretkey",
+    "privatekey",
+    "signingkey",
+    "subscriptionkey",
 ];
+
+/// The same where it is the whole name, or its last word after `-`, `_` or `.`: `sig` of Azure is one, and `config` is none.
+pub const CREDENTIAL_WORDS: [&str; 5] = ["sig", "sas", "key", "jwt", "auth"];
 
 /// A credential that stands in an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -44,11 +42,16 @@ pub enum Credential {
         "it has a user name, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef"
     )]
     User,
-    /// A parameter of the query, of whose name this is the last word.
+    /// A parameter of the query, whose name ends so.
     #[error(
         "its parameter that is called {0}, or ends so, is a credential, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef"
     )]
     Parameter(&'static str),
+    /// A parameter of the query whose name is not told as it is: `%74oken`.
+    #[error(
+        "a name of its parameters is percent-encoded, so that nobody sees whether it is a credential; write the names as they are"
+    )]
+    Encoded,
     /// What is behind `#`: no server is sent it, so that it is of no use but to note something secret.
     #[error(
         "it has a fragment (#...), which no server is sent and everybody sees who may read the object; leave it out, and store a token in a Secret that secretRef names"
@@ -64,12 +67,22 @@ pub fn credential(address: &str) -> Option<Credential> {
         return Some(Credential::User);
     }
     let query = query.split('#').next().unwrap_or_default();
-    let names = query.split(['&', ';', '?']).filter_map(|pair| pair.split_once('=')).map(|(name, _)| name);
-    let last_words = names.filter_map(|name| name.rsplit(['-', '_', '.']).next());
-    let mut found = last_words
-        .filter_map(|word| CREDENTIAL_WORDS.into_iter().find(|known| known.eq_ignore_ascii_case(word)))
-        .map(Credential::Parameter);
-    found.next().or_else(|| address.contains('#').then_some(Credential::Fragment))
+    let names = || query.split(['&', ';', '?']).filter_map(|pair| pair.split_once('=')).map(|(name, _)| name);
+    if let Some(ending) = names().find_map(credential_name) {
+        return Some(Credential::Parameter(ending));
+    }
+    if names().any(|name| name.contains('%')) {
+        return Some(Credential::Encoded);
+    }
+    address.contains('#').then_some(Credential::Fragment)
+}
+
+/// The end of a parameter's name that says that it is a credential.
+fn credential_name(name: &str) -> Option<&'static str> {
+    let name = name.to_ascii_lowercase();
+    let last = name.rsplit(['-', '_', '.']).next().unwrap_or_default();
+    let word = CREDENTIAL_WORDS.into_iter().find(|word| *word == last);
+    word.or_else(|| CREDENTIAL_ENDINGS.into_iter().find(|ending| name.ends_with(ending)))
 }
 
 /// Whether an address always means the same file, of which its store tells the digest: one of Hugging Face's with a commit as
@@ -143,7 +156,8 @@ mod tests {
     fn credentials_are_found_and_nothing_else_is_taken_for_one() {
         for address in [
             "https://h/m.gguf",
-            "https://h/m.gguf?download=true&design=1&author=a&tokenizer=t&max_tokens=5&keyword=k&signed=1&key_id",
+            "https://h/m.gguf?download=true&design=1&author=a&tokenizer=t&max_tokens=5&keyword=k&signed=1&key_id&\
+             config=1&monkey=1&oauth=no&version=1%2E0",
             "https://h/token=1/m.gguf",
             "https://h/m@2.gguf?to=a@b",
             "hf://org/repo@0a1b/m.gguf",
@@ -162,11 +176,14 @@ mod tests {
             ("x-oss-security-token=1", "token"),
             ("q-signature=1", "signature"),
             ("private_token=1", "token"),
-            ("AWSAccessKeyId=1", "awsaccesskeyid"),
+            ("AWSAccessKeyId=1", "accesskeyid"),
             ("sv=1&SIG=hush", "sig"),
             ("token=", "token"),
             ("a=1;access_token=2#x", "token"),
-            ("accessToken=1", "accesstoken"),
+            ("accessToken=1", "token"),
+            ("refreshToken=1", "token"),
+            ("sasToken=1", "token"),
+            ("secretKey=1", "secretkey"),
             ("key=1", "key"),
             ("apiKey=1", "apikey"),
             ("api-key=1", "key"),
@@ -179,6 +196,9 @@ mod tests {
             ("user.password=1", "password"),
         ] {
             assert_eq!(credential(&format!("https://h/m?{query}")), Some(Credential::Parameter(word)), "{query}");
+        }
+        for query in ["%73ig=1", "a=1&t%6fken=1", "%=1"] {
+            assert_eq!(credential(&format!("https://h/m?{query}")), Some(Credential::Encoded), "{query}");
         }
         for address in ["https://h/m.gguf#token=1", "https://h/m.gguf?a=1#", "https://h/m.gguf#/?b=1"] {
             assert_eq!(credential(address), Some(Credential::Fragment), "{address}");
@@ -206,9 +226,11 @@ mod tests {
 
     /// What the API server refuses and what the operator refuses must be the same.
     #[test]
-    fn the_rule_of_the_crd_names_the_same_words() {
+    fn the_rules_of_the_crd_name_the_same() {
         let crd = serde_json::to_string(&<crate::InferenceService as kube::CustomResourceExt>::crd()).unwrap();
-        let words = CREDENTIAL_WORDS.join("|");
-        assert!(crd.contains(&format!("[?&;]([^#=&;?]*[-_.])?({words})=")), "{words}");
+        let (endings, words) = (CREDENTIAL_ENDINGS.join("|"), CREDENTIAL_WORDS.join("|"));
+        let rule = format!("[?&;]([^#=&;?]*({endings})|([^#=&;?]*[-_.])?({words}))=");
+        assert!(crd.contains(&rule), "{rule}");
+        assert!(crd.contains("[?&;][^#=&;?]*%[^#=&;?]*="));
     }
 }
