@@ -107,8 +107,10 @@ text_enum!(
         WorkerFailed,
         /// A pod's container cannot be made.
         CreateContainerError,
-        /// A pod waits for its volumes or its network.
+        /// A pod waits for its volumes, its network or its init containers.
         ContainerCreating,
+        /// A pod runs, does not answer, and reports nothing.
+        NoReport,
         /// A volume of a pod cannot be attached or mounted.
         FailedMount,
         /// Pods are refused, by a quota or a policy.

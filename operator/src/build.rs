@@ -50,6 +50,8 @@ pub const OPERATOR: &str = "gantry-operator";
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Annotation with the hash of what was applied last.
 pub const APPLIED_ANNOTATION: &str = "gantry.dev/applied";
+/// Name of the container that Gantry runs in a pod.
+pub const SERVER_CONTAINER: &str = "server";
 /// Port of the server in its pod.
 pub const SERVER_PORT: i32 = 8080;
 /// Name of that port.

@@ -314,6 +314,7 @@ pub(crate) async fn step(
     let (lent_secrets, unlent) = lent_secrets(spec.as_ref().ok(), &state, seen, &observed, service, context).await;
     let unmounted = look_for_volumes(&mut observed, service, context, now).await;
     observed.have_lost_account();
+    observed.are_heard_of(service.status.as_ref());
     let poll = poll.into_iter().chain(absent).chain(unlent).chain(unmounted).min();
     let observed = &observed;
     let (side, other_side) = (state.active_side, state.active_side.other());

@@ -86,6 +86,9 @@ pub const CLOCK_SKEW: Duration = Duration::from_secs(60);
 /// Time that a pod's containers may take to be made, its image and volumes included, before that is called a trouble.
 pub const CREATING_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// Time that the server of a pod may run, be not ready and report nothing, before that is called a trouble.
+pub const REPORT_TIMEOUT: Duration = Duration::from_secs(120);
+
 /// Time that a pod's containers may take to be made before Events are looked at for a volume that keeps it.
 pub const VOLUMES_LOOK_AFTER: Duration = Duration::from_secs(10);
 const _: () = assert!(VOLUMES_LOOK_AFTER.as_secs() < CREATING_TIMEOUT.as_secs());

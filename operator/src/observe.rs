@@ -362,6 +362,7 @@ fn trim_pod(pod: &mut Pod) {
             start_time: status.start_time,
             conditions,
             container_statuses: status.container_statuses,
+            init_container_statuses: status.init_container_statuses,
             ..PodStatus::default()
         });
     }
@@ -409,6 +410,8 @@ pub struct PodView {
     pub trouble: Option<Trouble>,
     /// When it will have waited for its containers for too long, while it does.
     pub creation_limit: Option<Timestamp>,
+    /// When it will have run for too long without being ready or saying why, while it does.
+    pub report_limit: Option<Timestamp>,
     /// Which template it is of.
     pub template: TemplateId,
     /// Which side it is of; of one that was made before there were two this says nothing, and it is blue.
@@ -441,6 +444,7 @@ impl PodView {
                 (false, false) => Trouble::of_living(pod, condition("PodScheduled")),
             },
             creation_limit: if ending || over { None } else { trouble::creation_limit(pod) },
+            report_limit: if ending || over { None } else { trouble::report_limit(pod) },
             template: TemplateId::of(pod.labels()),
             side_label: pod.labels().get(SIDE_LABEL).map(|label| Side::of_label(Some(label))),
             account: pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone()),
@@ -584,17 +588,28 @@ impl Observed {
             conditions.and_then(|all| all.iter().find(|one| one.type_ == "ReplicaFailure" && one.status == "True"));
         let of_living = |pod: &PodView| {
             let slow = || trouble::of_slow_creation(&pod.name, pod.creation_limit, now);
-            pod.trouble.clone().filter(|_| !pod.over).or_else(slow)
+            let silent = || trouble::of_silence(&pod.name, pod.report_limit, now);
+            pod.trouble.clone().filter(|_| !pod.over).or_else(slow).or_else(silent)
         };
         let living = || self.pods_of(side).find_map(of_living);
         let over = || self.pods_of(side).filter(|pod| pod.over && is_short).find_map(|pod| pod.trouble.clone());
         refused.map(|one| Trouble::of_refusal(one.message.as_deref())).or_else(living).or_else(over)
     }
 
-    /// When a pod's creation becomes a trouble by time alone.
+    /// When a pod's creation, or its silence, becomes a trouble by time alone.
     #[must_use]
     pub fn next_trouble(&self, now: Timestamp) -> Option<Timestamp> {
-        self.pods.iter().filter_map(|pod| pod.creation_limit).filter(|limit| *limit > now).min()
+        let limits = self.pods.iter().flat_map(|pod| [pod.creation_limit, pod.report_limit]);
+        limits.flatten().filter(|limit| *limit > now).min()
+    }
+
+    /// Takes it that pods which have an entry in the status are heard of.
+    pub fn are_heard_of(&mut self, status: Option<&InferenceServiceStatus>) {
+        for pod in &mut self.pods {
+            if status.is_some_and(|status| status.report_of(&pod.name).is_some()) {
+                pod.report_limit = None;
+            }
+        }
     }
 }
 

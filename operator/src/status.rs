@@ -187,10 +187,14 @@ fn conditions(inputs: &ServiceInputs, ready: usize) -> [NewCondition; 7] {
         _ if waits => new(ConditionType::Ready, false, up_to_date.reason, up_to_date.message.clone()),
         (false, _) => new(ConditionType::Ready, false, available.reason, available.message.clone()),
         (true, _) => {
+            let trouble = named(trouble.as_ref());
+            // That it rolls out says less than why it does not get on.
+            let rolls_out = up_to_date.reason == Reason::RollingOut;
+            let reason = trouble.filter(|_| rolls_out).map_or(up_to_date.reason, |trouble| trouble.reason);
             // A rollout says of the pods that it waits for what they lack.
-            let beside = named(trouble.as_ref()).filter(|trouble| !up_to_date.message.contains(&trouble.message));
+            let beside = trouble.filter(|trouble| !up_to_date.message.contains(&trouble.message));
             let beside = beside.map(|trouble| format!("; {}", trouble.message)).unwrap_or_default();
-            new(ConditionType::Ready, false, up_to_date.reason, format!("{}{beside}", up_to_date.message))
+            new(ConditionType::Ready, false, reason, format!("{}{beside}", up_to_date.message))
         }
     };
     let reconciling = reconciling(inputs, is_short, trouble.as_ref(), &stalled);

@@ -23,8 +23,8 @@ use kube::ResourceExt;
 use serde_json::Value;
 
 use super::{
-    Inputs, METRICS_PORT, METRICS_PORT_NAME, NewPods, PORT_NAME, SERVER_PORT, account, api, deployment_name, hash,
-    identity_name, labels, metadata, pod, pod_labels, selector, side_labels,
+    Inputs, METRICS_PORT, METRICS_PORT_NAME, NewPods, PORT_NAME, SERVER_CONTAINER, SERVER_PORT, account, api,
+    deployment_name, hash, identity_name, labels, metadata, pod, pod_labels, selector, side_labels,
 };
 use crate::{
     limits::{DISK_BESIDE_CACHE_BYTES, REPLICA_SETS_KEPT, TERMINATION_MARGIN, TMP_SIZE},
@@ -318,7 +318,7 @@ fn container(owner: &InferenceService, pod: &PodSettings, side: Side, new_pods: 
     mounts.extend(api::mounts(&pod.api));
     mounts.extend(pod::mounts(&pod.spec));
     Container {
-        name: "server".to_owned(),
+        name: SERVER_CONTAINER.to_owned(),
         image: Some(new_pods.image.clone()),
         image_pull_policy: Some("IfNotPresent".to_owned()),
         args: Some(args),

@@ -168,6 +168,17 @@ fn waiting(reason: &str, last: Option<&str>) -> serde_json::Value {
         "state": {"waiting": {"reason": reason, "message": message}}}]})
 }
 
+/// The same with an init container that waits for `reason`, or has ended well where that is empty.
+fn with_init(mut status: serde_json::Value, reason: &str, restarts: i32) -> serde_json::Value {
+    let state = match reason {
+        "" => json!({"terminated": {"reason": "Completed", "exitCode": 0}}),
+        reason => json!({"waiting": {"reason": reason}}),
+    };
+    status["initContainerStatuses"] = json!([{"name": "mesh", "image": "r/mesh:1", "imageID": "", "ready": reason.is_empty(),
+        "restartCount": restarts, "state": state}]);
+    status
+}
+
 #[test]
 fn what_helps_a_pod_to_a_node_is_what_no_node_has() {
     let told = |message: &str| {
@@ -231,6 +242,21 @@ fn a_pod_that_cannot_run_says_why() {
             Reason::PodFailed,
             "a node would not run a pod, or ended it (Terminated): Pod was terminated in response to imminent node shutdown; where",
         ),
+        (
+            with_init(waiting("PodInitializing", None), "ErrImagePull", 0),
+            Reason::ImagePullBackOff,
+            "pod chat-1 cannot have its image r/mesh:1: ",
+        ),
+        (
+            with_init(waiting("PodInitializing", None), "CrashLoopBackOff", 4),
+            Reason::CrashLoopBackOff,
+            "pod chat-1 ends again and again: see `kubectl logs chat-1 -c mesh --previous`",
+        ),
+        (
+            with_init(waiting("CrashLoopBackOff", Some("Error")), "", 0),
+            Reason::CrashLoopBackOff,
+            "pod chat-1 ends again and again: see `kubectl logs chat-1 -c server --previous`",
+        ),
     ] {
         let trouble = PodView::of(&pod(status)).trouble.unwrap();
         assert_eq!(trouble.reason, reason, "{}", trouble.message);
@@ -283,8 +309,34 @@ fn an_evicted_pod_counts_while_one_is_missing_and_creation_may_take_a_while() {
     let observed = Observed { pods: vec![creating], ..Observed::default() };
     assert_eq!((observed.trouble(Side::Blue, true, soon), observed.next_trouble(soon)), (None, Some(late)));
     let trouble = observed.trouble(Side::Blue, true, late).unwrap();
-    assert!(trouble.message.contains("its volumes or its network"), "{}", trouble.message);
+    assert!(trouble.message.contains("its volumes, its network or its init containers"), "{}", trouble.message);
     assert_eq!(observed.next_trouble(late), None);
+}
+
+#[test]
+fn a_pod_that_runs_for_long_and_says_nothing_is_told_of() {
+    let at = |text: &str| text.parse::<Timestamp>().unwrap();
+    let (soon, late) = (at("2026-01-01T00:01:59Z"), at("2026-01-01T00:02:00Z"));
+    let running = |ready: bool| {
+        let observed = PodView::of(&pod(
+            json!({"phase": "Running", "containerStatuses": [{"name": "server", "image": "",
+            "imageID": "", "ready": ready, "restartCount": 0, "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}]}),
+        ));
+        Observed { pods: vec![observed], ..Observed::default() }
+    };
+    let mut silent = running(false);
+    assert_eq!((silent.trouble(Side::Blue, false, soon), silent.next_trouble(soon)), (None, Some(late)));
+    let trouble = silent.trouble(Side::Blue, false, late).unwrap();
+    assert_eq!(trouble.reason, gantry_crds::conditions::Reason::NoReport, "{}", trouble.message);
+    assert_eq!(silent.next_trouble(late), None);
+    silent.are_heard_of(None);
+    assert!(silent.trouble(Side::Blue, false, late).is_some());
+    let status = json!({"replicas": [{"pod": "chat-1", "health": "Starting", "reportedAt": "2026-01-01T00:00:00Z"}]});
+    silent.are_heard_of(Some(&serde_json::from_value(status).unwrap()));
+    assert_eq!(silent.trouble(Side::Blue, false, late), None, "it is heard of");
+    assert_eq!(running(true).trouble(Side::Blue, false, late), None, "it answers");
+    let creating = Observed { pods: vec![PodView::of(&pod(waiting("PodInitializing", None)))], ..Observed::default() };
+    assert_eq!(creating.next_trouble(soon), Some(late), "what its init containers take may be too long, too");
 }
 
 #[test]

@@ -11,7 +11,8 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
 use kube::ResourceExt;
 
 use crate::{
-    limits::{CRASH_LOOP_RESTARTS, CREATING_TIMEOUT},
+    build::SERVER_CONTAINER,
+    limits::{CRASH_LOOP_RESTARTS, CREATING_TIMEOUT, REPORT_TIMEOUT},
     text::{of_refusal, of_scheduler},
     validate::{ObjectKind, PodObject},
 };
@@ -34,8 +35,12 @@ impl Trouble {
             let message = format!("pod {name} finds no node: {message}; {}", way_to_a_node(&message));
             return Some(Self { reason: Reason::Unschedulable, message });
         }
-        let containers = pod.status.as_ref()?.container_statuses.as_ref()?;
-        containers.iter().find_map(|container| Self::of_container(&name, container))
+        let status = pod.status.as_ref()?;
+        // What a policy of the cluster put before the server's container keeps it from being made.
+        let before = status.init_container_statuses.iter().flatten().filter(|container| !has_done_its_work(container));
+        before
+            .chain(status.container_statuses.iter().flatten())
+            .find_map(|container| Self::of_container(&name, container))
     }
 
     fn of_container(pod: &str, container: &ContainerStatus) -> Option<Self> {
@@ -44,6 +49,8 @@ impl Trouble {
         let ended = [&container.state, &container.last_state]
             .into_iter()
             .find_map(|state| state.as_ref()?.terminated.as_ref()?.reason.as_deref());
+        // Of the server's own the remedy is ours to name.
+        let more_memory = if container.name == SERVER_CONTAINER { ": raise spec.resources.memory" } else { "" };
         let (reason, message) = match (waits_with, ended) {
             (Some("ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull"), _) => {
                 let image = &container.image;
@@ -51,13 +58,12 @@ impl Trouble {
                 (Reason::ImagePullBackOff, says)
             }
             (_, Some("OOMKilled")) if !container.ready => {
-                let says = "took more than its memory and was ended: raise spec.resources.memory";
-                (Reason::OOMKilled, says.to_owned())
+                (Reason::OOMKilled, format!("took more than its memory and was ended{more_memory}"))
             }
             // Kubelet says so between two tries alone, and what lasts is not over while the next one runs.
-            (Some("CrashLoopBackOff"), _) => (Reason::CrashLoopBackOff, crashes(pod)),
+            (Some("CrashLoopBackOff"), _) => (Reason::CrashLoopBackOff, crashes(pod, &container.name)),
             (_, Some(_)) if !container.ready && container.restart_count >= CRASH_LOOP_RESTARTS => {
-                (Reason::CrashLoopBackOff, crashes(pod))
+                (Reason::CrashLoopBackOff, crashes(pod, &container.name))
             }
             (Some("ContainerCreating" | "PodInitializing") | None, _) => return None,
             (Some(other), _) => {
@@ -111,18 +117,33 @@ impl Trouble {
         Self { reason: Reason::FailedMount, message }
     }
 
+    /// A pod runs and nobody hears of it.
+    fn of_no_report(pod: &str) -> Self {
+        let seconds = REPORT_TIMEOUT.as_secs();
+        let message = format!(
+            "pod {pod} has run for more than {seconds} s, does not answer, and reports nothing: see `kubectl logs {pod}`, and whether its              network lets it reach the API server"
+        );
+        Self { reason: Reason::NoReport, message }
+    }
+
     /// A pod's containers could not be made for long: kubelet tells of images, volumes and networks in Events alone.
     fn of_creation(pod: &str) -> Self {
         let seconds = CREATING_TIMEOUT.as_secs();
         let message = format!(
-            "pod {pod} has waited for more than {seconds} s for its image, its volumes or its network: `kubectl describe pod {pod}` says for which"
+            "pod {pod} has waited for more than {seconds} s for its image, its volumes, its network or its init containers: `kubectl describe pod {pod}` says for which"
         );
         Self { reason: Reason::ContainerCreating, message }
     }
 }
 
-fn crashes(pod: &str) -> String {
-    format!("ends again and again: see `kubectl logs {pod} --previous`")
+fn crashes(pod: &str, container: &str) -> String {
+    format!("ends again and again: see `kubectl logs {pod} -c {container} --previous`")
+}
+
+/// An init container that has ended well, or runs beside the others.
+fn has_done_its_work(container: &ContainerStatus) -> bool {
+    let ended = container.state.as_ref().and_then(|state| state.terminated.as_ref());
+    ended.is_some_and(|ended| ended.exit_code == 0) || container.started == Some(true)
 }
 
 /// What helps a pod to a node, by what the scheduler says of those that there are.
@@ -151,9 +172,11 @@ fn way_to_a_node(message: &str) -> String {
 /// When a pod whose containers are still being made has waited for too long, if it is one.
 pub(super) fn creation_limit(pod: &Pod) -> Option<Timestamp> {
     let status = pod.status.as_ref()?;
+    // It says PodInitializing of those that others are run before.
     let creating = |container: &ContainerStatus| {
         let waiting = container.state.as_ref().and_then(|state| state.waiting.as_ref());
-        waiting.is_some_and(|waiting| waiting.reason.as_deref() == Some("ContainerCreating"))
+        let reason = waiting.and_then(|waiting| waiting.reason.as_deref());
+        matches!(reason, Some("ContainerCreating" | "PodInitializing"))
     };
     let waits = status.container_statuses.as_ref().is_some_and(|all| all.iter().any(creating));
     let since = status.start_time.as_ref().filter(|_| waits)?.0;
@@ -163,4 +186,16 @@ pub(super) fn creation_limit(pod: &Pod) -> Option<Timestamp> {
 /// The trouble of a pod's creation, where `limit` is past.
 pub(super) fn of_slow_creation(pod: &str, limit: Option<Timestamp>, now: Timestamp) -> Option<Trouble> {
     limit.filter(|limit| *limit <= now).map(|_| Trouble::of_creation(pod))
+}
+
+/// When a pod that runs, and is not ready, should have said why, if it is one.
+pub(super) fn report_limit(pod: &Pod) -> Option<Timestamp> {
+    let server = pod.status.as_ref()?.container_statuses.iter().flatten().find(|one| one.name == SERVER_CONTAINER)?;
+    let running = server.state.as_ref().filter(|_| !server.ready)?.running.as_ref()?;
+    Some(running.started_at.as_ref()?.0 + SignedDuration::try_from(REPORT_TIMEOUT).unwrap_or(SignedDuration::MAX))
+}
+
+/// The trouble of a pod's silence, where `limit` is past.
+pub(super) fn of_silence(pod: &str, limit: Option<Timestamp>, now: Timestamp) -> Option<Trouble> {
+    limit.filter(|limit| *limit <= now).map(|_| Trouble::of_no_report(pod))
 }

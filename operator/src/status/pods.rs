@@ -18,14 +18,20 @@ pub(super) fn trouble(inputs: &ServiceInputs, is_short: bool) -> Option<Trouble>
     of_cluster.or_else(|| failed(inputs)).or_else(|| if is_short { own_words() } else { None })
 }
 
-/// What pods say that have failed: with the version that answers, or at bringing it back. They try again by themselves, and say
-/// the same until they have it.
+/// What pods say that have failed, with the version that answers or at bringing it back, or that bring it for long. They try
+/// again by themselves, and say the same until they have it.
 fn failed(inputs: &ServiceInputs) -> Option<Trouble> {
-    let has_failed = |report: &&ReplicaStatus| report.health == ReplicaHealth::Failed && report.message.is_some();
-    let failed: Vec<_> = silent(inputs).filter(has_failed).collect();
-    let message = some_words(failed.iter().copied().filter_map(of_report))?;
-    let never_had_it = failed.first().is_some_and(|report| report.version.is_none());
-    Some(Trouble { reason: if never_had_it { Reason::GateFailed } else { Reason::WorkerFailed }, message })
+    let says = |health: ReplicaHealth| {
+        let says = |report: &&ReplicaStatus| report.health == health && report.message.is_some();
+        let lacking: Vec<_> = silent(inputs).filter(says).collect();
+        let reason = match (health, &lacking.first()?.version) {
+            (ReplicaHealth::Failed, None) => Reason::GateFailed,
+            (ReplicaHealth::Failed, Some(_)) => Reason::WorkerFailed,
+            _ => Reason::WaitingForPods,
+        };
+        Some(Trouble { reason, message: some_words(lacking.into_iter().filter_map(of_report))? })
+    };
+    says(ReplicaHealth::Failed).or_else(|| says(ReplicaHealth::Starting))
 }
 
 /// The reports of pods that run and do not answer.

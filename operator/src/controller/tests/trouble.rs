@@ -42,6 +42,18 @@ async fn a_pod_that_comes_for_an_older_one_and_cannot_have_the_model_is_told() {
     scene.step().await.unwrap();
     assert_eq!(scene.api.requests().len(), 0, "told once");
 
+    // One that only takes long says so, too, and that is no trouble: its source is slow.
+    let slow = "v1 is still being brought from https://h/m.gguf; a candidate is prepared beside it";
+    scene.api.edit(SERVICE, |service| {
+        service["status"]["replicas"][2]["health"] = json!("Starting");
+        service["status"]["replicas"][2]["message"] = json!(slow);
+    });
+    scene.step().await.unwrap();
+    let told = format!("2 of 2 pods answer; pod chat-c: {slow}");
+    assert_eq!(scene.condition("PodsReady"), ("False".to_owned(), "WaitingForPods".to_owned(), told.clone()));
+    assert_eq!(scene.condition("Ready"), ("True".to_owned(), "AsRequested".to_owned(), told));
+    scene.api.edit(SERVICE, |service| service["status"]["replicas"][2]["health"] = json!("Failed"));
+
     // A worker that fails for good in a pod that had the version, beside others.
     scene.api.edit(SERVICE, |service| service["status"]["replicas"][2]["version"] = json!(active));
     scene.step().await.unwrap();
@@ -289,7 +301,7 @@ async fn a_rollout_tells_why_the_pods_do_not_come_that_it_waits_for() {
     scene.step().await.unwrap();
     scene.step().await.unwrap();
     let ready = scene.condition("Ready");
-    assert_eq!(ready.0, "False");
+    assert_eq!((ready.0.as_str(), ready.1.as_str()), ("False", "Unschedulable"));
     assert!(ready.2.contains("2 older pods are replaced first"), "{}", ready.2);
     assert_eq!(ready.2.matches(why).count(), 1, "{}", ready.2);
     let new = scene.service().status.unwrap().candidate_version.unwrap();
@@ -302,6 +314,7 @@ async fn a_rollout_tells_why_the_pods_do_not_come_that_it_waits_for() {
     scene.pods.push(unschedulable("chat-c", why));
     scene.step().await.unwrap();
     let ready = scene.condition("Ready");
+    assert_eq!(ready.1, "Unschedulable");
     assert!(ready.2.starts_with("Prepare of") && ready.2.ends_with(why), "{}", ready.2);
 }
 
