@@ -35,8 +35,18 @@ impl Process {
     /// Resident memory in bytes.
     #[must_use]
     pub fn resident_bytes(&self) -> Option<u64> {
+        self.status_bytes("VmRSS:")
+    }
+
+    /// The most resident memory that it ever had, in bytes.
+    #[must_use]
+    pub fn peak_resident_bytes(&self) -> Option<u64> {
+        self.status_bytes("VmHWM:")
+    }
+
+    fn status_bytes(&self, name: &str) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
         Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1024)
     }
 }

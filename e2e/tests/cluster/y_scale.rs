@@ -35,12 +35,12 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Longest time from the end of an operator until the next one has looked at all of them, on a machine that has the
 /// control plane and everything else on it; on a quiet one it takes 14 s.
 const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
-/// Most memory of an operator with all of them, its first list included. It takes 64 MiB; the chart gives it 128.
-const OPERATOR_BYTES_MAX: u64 = 72 * 1024 * 1024;
+/// Most memory that an operator with all of them ever had, its first list included; the chart gives it 128 MiB.
+const OPERATOR_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// How long nothing may be written about a service under load. What a pod tells of memory comes every 12 s at most, so
 /// this is time for several.
-const QUIET: Duration = Duration::from_secs(60);
+const QUIET: Duration = Duration::from_secs(300);
 /// Streams of that load.
 const STREAMS: usize = 16;
 
@@ -68,7 +68,7 @@ async fn a_settled_service_is_not_written_while_it_serves() -> Result<()> {
         let settled = writes(namespace).await?;
         let (mut last, mut since) = (settled, Instant::now());
         let quiet =
-            poll("nothing to be written for a minute under load", 3 * QUIET, Duration::from_secs(1), async || {
+            poll("nothing to be written for five minutes under load", 2 * QUIET, Duration::from_secs(1), async || {
                 let now = writes(namespace).await?;
                 if now != last {
                     say(format_args!("written after {:.0} s: {now:?}", since.elapsed().as_secs_f64()));
@@ -149,15 +149,18 @@ async fn two_thousand_services_are_looked_after_well_within_the_charts_memory() 
                 })
             });
         let (pod, restarted_after) = looked_at.await?;
-        let resident = process(cluster, &pod, "gantry-operator")?.resident_bytes().context("no resident memory")?;
+        let operator_process = process(cluster, &pod, "gantry-operator")?;
+        let resident = operator_process.resident_bytes().context("no resident memory")?;
+        let peak = operator_process.peak_resident_bytes().context("no resident memory")?;
         say(format_args!(
-            "FIGURE {SERVICES} services: taken in after {:.0} s; after a restart looked at in {:.1} s, with {:.1} MiB",
+            "FIGURE {SERVICES} services: taken in after {:.0} s; after a restart looked at in {:.1} s, with {:.1} MiB, {:.1} at the most",
             settled_after.as_secs_f64(),
             restarted_after.as_secs_f64(),
-            resident as f64 / 1048576.0
+            resident as f64 / 1048576.0,
+            peak as f64 / 1048576.0
         ));
         ensure!(before == writes(namespace).await?, "a new operator wrote to services that are settled");
-        ensure!(resident <= OPERATOR_BYTES_MAX, "the operator takes {resident} bytes");
+        ensure!(peak <= OPERATOR_BYTES_MAX, "the operator took {peak} bytes");
         let restarts = operator(cluster).await?.status.and_then(|status| status.container_statuses);
         let restarts: i32 = restarts.iter().flatten().map(|container| container.restart_count).sum();
         ensure!(restarts == 0, "the operator's container was started {restarts} times more");
