@@ -2,7 +2,8 @@
 //!
 //! What fails in one pod and works in the others is that pod's. A version is refused or taken back when the failures are
 //! the version's: when no pod does better, or when two at least and more than half of the pods fail ([`is_versions`]).
-//! So in a fleet of one the pod's word is the verdict, and in a fleet of two it takes both. Gates that judge what is in the
+//! So in a fleet of one the pod's word is the verdict, and in a fleet of two it takes both; at the deadline a candidate that one of two
+//! has refused is not proved, and goes. Gates that judge what is in the
 //! file, and its answers, are no matter of numbers ([`one_is_enough`]). A pod that gets no requests holds nobody up as long as
 //! others get them. Why: `docs/decisions/0016-a-fleet-judges.md`.
 

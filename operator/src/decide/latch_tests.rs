@@ -15,7 +15,7 @@ use crate::{
     limits::JUDGED_RESTARTS_MAX,
     validate::{ObjectKind, RESTART_ANNOTATION, RETRY_ANNOTATION, validate},
 };
-use gantry_crds::status::{CandidatePhase, GateName, GateVerdict, ReplicaHealth};
+use gantry_crds::status::{AgentStatus, CandidatePhase, GateName, GateVerdict, ReplicaHealth};
 
 /// A service as its user sees it, with the objects that it names.
 struct User {
@@ -86,6 +86,7 @@ impl Cluster {
     fn step(&mut self, user: &User, says: impl Fn(&mut ReplicaStatus), outdated: bool) -> Option<Transition> {
         self.now += 1;
         let mut entry = report("a", self.now);
+        entry.agent = Some(AgentStatus::of_this_release());
         entry.attempt = self.state.rollout.as_ref().map(|rollout| rollout.attempt);
         says(&mut entry);
         let pod = CountedPod { name: "a", ready: can_answer(&entry), report: Some(&entry), outdated };
@@ -157,7 +158,7 @@ type Advice = (&'static str, fn(&mut User));
 #[test]
 fn whoever_does_what_a_gate_says_is_tried_again() {
     const RETRY: Advice = ("annotate the service with gantry.dev/retry", User::retry);
-    let cases: [(GateName, &str, &[Advice]); 8] = [
+    let cases: [(GateName, &str, &[Advice]); 10] = [
         (
             GateName::Fetch,
             "https://h/m.gguf is refused with 401; correct the token of Secret hf",
@@ -224,6 +225,27 @@ fn whoever_does_what_a_gate_says_is_tried_again() {
                 ("other prompts", |user| {
                     user.set("/spec/rollout/gates/prompts", json!({"configMapRef": {"name": "silver"}}));
                 }),
+                RETRY,
+            ],
+        ),
+        (
+            GateName::Drift,
+            "it predicts otherwise than the active version; serve another file, or lower spec.rollout.gates.drift.minAgreement",
+            &[
+                ("minAgreement", |user| user.set("/spec/rollout/gates/drift", json!({"minAgreement": "50%"}))),
+                ("no such gate", |user| user.set("/spec/rollout/gates", json!({}))),
+                ("another file", |user| user.set("/spec/model/source/sha256", json!("b".repeat(64)))),
+                RETRY,
+            ],
+        ),
+        (
+            GateName::Performance,
+            "it generates more slowly; lower spec.rollout.gates.performance.minDecodeRatio, or serve a smaller file",
+            &[
+                ("minDecodeRatio", |user| {
+                    user.set("/spec/rollout/gates/performance", json!({"minDecodeRatio": "0.5"}));
+                }),
+                ("another file", |user| user.set("/spec/model/source/sha256", json!("b".repeat(64)))),
                 RETRY,
             ],
         ),
