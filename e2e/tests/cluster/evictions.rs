@@ -1,5 +1,7 @@
 //! A node is drained, pods are evicted, midway in a rollout: it goes on, and no request is lost.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail, ensure};
 use gantry_crds::{
     InferenceServiceStatus,
@@ -11,6 +13,7 @@ use gantry_e2e::{
         namespace::with_temp_ns,
         say,
         service::{ROLLOUT_TIMEOUT, TestService},
+        wait::{Check, poll},
     },
     load::Load,
     models::{DemoModel, Question, Since, questions},
@@ -135,6 +138,18 @@ async fn rolled_out_while_drained(service: &TestService<'_>, v2: &ModelSource) -
         })
         .await?;
     say(format_args!("PodsReady: {}", told.1));
+    let namespace = service.namespace;
+    poll("kubectl tells of it", ROLLOUT_TIMEOUT, Duration::from_millis(500), async || {
+        let mut missing = Vec::new();
+        for kind in ["infs", "events"] {
+            let table = namespace.cluster.kubectl(&["get", kind, "-n", &namespace.name]).await?;
+            if !table.contains("Unschedulable") {
+                missing.push(table);
+            }
+        }
+        Ok(Check::when(missing.is_empty(), || missing.join("\n")))
+    })
+    .await?;
     let version = service.fixture.version(v2);
     service
         .await_status("the pod that is left answers with the new model", ROLLOUT_TIMEOUT, |_, status| {

@@ -32,9 +32,9 @@ const SERVICES: usize = 2_000;
 const CREATED_AT_ONCE: usize = 16;
 /// Longest time until all of them have been taken in.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(600);
-/// Longest time from the end of an operator until the next one has looked at all of them, on a machine that has the
-/// control plane and everything else on it; on a quiet one it takes 14 s.
-const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest time from the end of an operator until the next one has looked at all of them. On two cores that have the control
+/// plane and everything else on them it takes 6 s.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(20);
 /// Most memory that an operator with all of them ever had, its first list included; the chart gives it 128 MiB.
 const OPERATOR_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
