@@ -171,6 +171,9 @@ pub(crate) fn read_hyperparameters(
     let expert_feed_forward =
         layers.and_then(|layers| log.take(keys.per_layer("expert_feed_forward_length", layers, MAX_WIDTH)));
     let vocabulary = tokenizer::read_vocabulary(metadata, scan, keys_end, log);
+    if let Some(tokens) = vocabulary {
+        check_tokens(&keys, tokens, log);
+    }
     let recurrent = embedding_length.and_then(|embedding| log.take(recurrent_elements(&keys, embedding)));
     let (layers, (heads, kv_heads), feed_forward, (key_length, value_length, rotated), (experts, experts_used)) =
         of_layers?;
@@ -461,6 +464,18 @@ fn check_claims(keys: &Keys<'_>, log: &mut Log) {
         {
             log.defect(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected: "u32" });
         }
+    }
+}
+
+/// The token that an architecture takes to stand before a text's first one, where each is looked up together with those
+/// before it.
+fn check_tokens(keys: &Keys<'_>, tokens: u64, log: &mut Log) {
+    let key = keys.full("ple.eos_token_id");
+    if let Some(&Entry { offset, value: Value::Integer { kind: ValueType::U32, value: found } }) =
+        keys.metadata.entry(&key)
+        && u64::try_from(found).is_ok_and(|token| token >= tokens)
+    {
+        log.defect(offset, Defect::TokenBeyondVocabulary { key, found, tokens });
     }
 }
 

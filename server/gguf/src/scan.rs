@@ -22,6 +22,8 @@ pub(crate) const TYPES_KEY: &str = "tokenizer.ggml.token_type";
 pub(crate) const SCORES_KEY: &str = "tokenizer.ggml.scores";
 /// Key of which tokens become one.
 pub(crate) const MERGES_KEY: &str = "tokenizer.ggml.merges";
+/// Key of the tokens that are never to be said.
+pub(crate) const SUPPRESS_KEY: &str = "tokenizer.ggml.suppress_tokens";
 /// Key of how characters are made alike.
 pub(crate) const CHARS_KEY: &str = "tokenizer.ggml.precompiled_charsmap";
 
@@ -53,6 +55,8 @@ pub(crate) struct Scan {
     merges: Vec<u64>,
     /// The first merge that does not name two pieces.
     pub(crate) wrong_merge: Option<u32>,
+    /// The least and the greatest of the tokens that are never to be said.
+    pub(crate) suppressed: Option<(i32, i32)>,
     /// Bytes of the character map, and how many of them its first part has by its own account.
     pub(crate) chars: Option<(u64, u64)>,
 }
@@ -91,6 +95,13 @@ impl Scan {
                     if f32::from_le_bytes(source.bytes("the tokens' scores")?).is_nan() {
                         self.wrong_score.get_or_insert(index);
                     }
+                }
+            }
+            (SUPPRESS_KEY, ValueType::I32) => {
+                for _ in indices(length) {
+                    let token = i32::from_le_bytes(source.bytes("the tokens that are never said")?);
+                    let (least, greatest) = self.suppressed.unwrap_or((token, token));
+                    self.suppressed = Some((least.min(token), greatest.max(token)));
                 }
             }
             (CHARS_KEY, ValueType::U8 | ValueType::I8) => {

@@ -6,7 +6,7 @@
 use crate::error::{Defect, Result, malformed, printable};
 use crate::finding::{Code, Finding, Log};
 use crate::limits::{MAX_ALL_CONTROL_TOKEN_BYTES, MAX_CONTROL_TOKEN_BYTES};
-use crate::scan::{CHARS_KEY, MERGES_KEY, SCORES_KEY, Scan, TOKENS_KEY, TYPES_KEY};
+use crate::scan::{CHARS_KEY, MERGES_KEY, SCORES_KEY, SUPPRESS_KEY, Scan, TOKENS_KEY, TYPES_KEY};
 use crate::value::{Entry, Metadata, Value, ValueType};
 
 /// Kinds of tokenizers.
@@ -120,6 +120,7 @@ pub(crate) fn read_vocabulary(metadata: &Metadata, scan: &Scan, keys_end: u64, l
     let model = log.take(check_model(metadata, keys_end));
     check_types(metadata, log);
     check_special_tokens(metadata, tokens, log);
+    check_suppressed(metadata, scan, tokens, log);
     if let Some(model) = model {
         check_bounds(metadata, model, tokens, log);
         let check = Contents { metadata, scan, model };
@@ -202,12 +203,20 @@ fn check_pre_tokenizer(metadata: &Metadata, used: bool) -> Result<Option<&str>> 
 
 /// Switches and special tokens of the tokenizer, in the only types that llama.cpp takes.
 fn check_types(metadata: &Metadata, log: &mut Log) {
-    const SWITCHES: [&str; 5] =
-        ["add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix", "remove_extra_whitespaces"];
+    const SWITCHES: [&str; 7] = [
+        "add_bos_token",
+        "add_eos_token",
+        "add_sep_token",
+        "add_space_prefix",
+        "normalizer.lowercase",
+        "normalizer.strip_accents",
+        "remove_extra_whitespaces",
+    ];
     let switches = SWITCHES.iter().map(|name| (format!("tokenizer.ggml.{name}"), ValueType::Bool, "bool"));
     let names = NEEDED_TOKENS.iter().chain(&OTHER_TOKENS);
     let tokens = names.map(|name| (token_key(name), ValueType::U32, "u32"));
-    for (key, kind, expected) in switches.chain(tokens) {
+    let count = ("tokenizer.ggml.token_type_count".to_owned(), ValueType::U32, "u32");
+    for (key, kind, expected) in switches.chain(tokens).chain([count]) {
         if let Some(Entry { offset, value }) = metadata.entry(&key)
             && value.kind() != kind
         {
@@ -221,6 +230,8 @@ const NEEDED_TOKENS: [&str; 6] = ["bos", "eos", "eot", "eom", "unknown", "sepera
 /// Those that no text needs here.
 const OTHER_TOKENS: [&str; 11] =
     ["padding", "mask", "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep", "prefix", "suffix", "middle"];
+/// Those that llama.cpp does not look at, in whatever type: its key of the separator is spelled otherwise than GGUF's own.
+const UNREAD_TOKENS: [&str; 2] = ["cls", "separator"];
 
 fn token_key(name: &str) -> String {
     format!("tokenizer.ggml.{name}_token_id")
@@ -242,13 +253,37 @@ fn check_special_tokens(metadata: &Metadata, tokens: u64, log: &mut Log) {
             log.defect(offset, Defect::TokenBeyondVocabulary { key: token_key(name), found, tokens });
         }
     }
-    for name in OTHER_TOKENS {
+    for name in OTHER_TOKENS.into_iter().chain(UNREAD_TOKENS) {
         if let Some((&offset, found)) = token_of(metadata, name).filter(|(_, found)| is_beyond(*found)) {
-            let (key, expected) = (token_key(name), format!("a token below {tokens}"));
-            let message = format!("{key} is {found}, but there are only {tokens} tokens; it is left out");
-            let finding = Finding::new(Code::UnusedTokenOutOfRange, "tokenizer", found.to_string(), expected);
-            log.warn(finding.about(key).at(offset).saying(message));
+            log.warn(unused_token(token_key(name), offset, found, tokens));
         }
+    }
+}
+
+/// A number of no token, which llama.cpp leaves out.
+fn unused_token(key: String, offset: u64, found: i64, tokens: u64) -> Finding {
+    let message = format!("{key} is {found}, but there are only {tokens} tokens; it is left out");
+    let expected = format!("a token below {tokens}");
+    let finding = Finding::new(Code::UnusedTokenOutOfRange, "tokenizer", found.to_string(), expected);
+    finding.about(key).at(offset).saying(message)
+}
+
+/// Tokens that are never to be said: llama.cpp takes an array of one type only, and leaves out what is no token.
+fn check_suppressed(metadata: &Metadata, scan: &Scan, tokens: u64, log: &mut Log) {
+    match metadata.entry(SUPPRESS_KEY) {
+        None => {}
+        Some(Entry { offset, value: Value::Array { element: ValueType::I32, .. } }) => {
+            let bounds = scan.suppressed.into_iter().flat_map(|(least, greatest)| [least, greatest]);
+            let mut beyond = bounds.filter(|&token| !u64::try_from(token).is_ok_and(|token| token < tokens));
+            if let Some(found) = beyond.next() {
+                let message = format!(
+                    "{SUPPRESS_KEY} names token {found}, but the tokens are 0 to {}; it is left out",
+                    tokens - 1
+                );
+                log.warn(unused_token(SUPPRESS_KEY.into(), *offset, found.into(), tokens).saying(message));
+            }
+        }
+        Some(Entry { offset, value }) => log.defect(*offset, wrong_type(SUPPRESS_KEY, value, "an array of i32")),
     }
 }
 

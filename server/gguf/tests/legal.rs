@@ -191,6 +191,37 @@ fn a_quantisation_that_no_tensor_has_is_noted_where_one_could_have_it() {
     assert_eq!(codes(256, Q8_0, 0), []);
 }
 
+/// Keys of tokens that no text needs, in a vocabulary of 40.
+#[test]
+fn tokens_that_are_none_and_that_no_text_needs_are_noted() {
+    let names =
+        ["padding", "mask", "fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep", "prefix", "suffix"];
+    for name in names.into_iter().chain(["middle", "cls", "separator"]) {
+        let key = format!("tokenizer.ggml.{name}_token_id");
+        let mut file = Gguf::model(&Shape::default());
+        file.number(&key, 39);
+        assert_eq!(notes_of(&file), [], "{key}");
+        file.number(&key, 40);
+        assert_eq!(notes_of(&file), [(Code::UnusedTokenOutOfRange, Some(key))]);
+    }
+    let suppressed = |tokens: &[i32]| {
+        let mut file = Gguf::model(&Shape::default());
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        file.put("tokenizer.ggml.suppress_tokens", ty::ARRAY, array(ty::I32, tokens.len() as u64, &bytes));
+        notes_of(&file)
+    };
+    let noted = [(Code::UnusedTokenOutOfRange, Some("tokenizer.ggml.suppress_tokens".to_owned()))];
+    assert_eq!((suppressed(&[]), suppressed(&[0, 39, 7])), (vec![], vec![]));
+    assert_eq!((&suppressed(&[0, 40, 7])[..], &suppressed(&[3, -1])[..]), (&noted[..], &noted[..]));
+}
+
+/// What is noted of a file that is accepted.
+fn notes_of(file: &Gguf) -> Vec<(Code, Option<String>)> {
+    let (bytes, file_bytes) = file.header();
+    let header = read_header_prefix(&bytes, file_bytes).unwrap();
+    header.notes().iter().map(|note| (note.code, note.subject.clone())).collect()
+}
+
 #[test]
 fn what_is_odd_and_does_no_harm_is_noted() {
     let mut file = Gguf::model(&Shape { kind: F16, file_type: 1, ..Shape::default() });

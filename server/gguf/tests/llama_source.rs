@@ -87,6 +87,27 @@ fn every_tokenizer_of_llama_cpp_is_known_and_no_other() {
     assert_eq!(ours("tokenizer.rs", "MODELS"), owned(&models));
 }
 
+/// The keys that name one token: each is held against the vocabulary, but for those that nothing asks for here.
+#[test]
+fn every_key_of_a_token_that_llama_cpp_knows_is_looked_at() {
+    let text = std::fs::read_to_string(source().join("src/llama-arch.cpp")).unwrap();
+    let keys = text.split('"').skip(1).step_by(2).filter(|text| text.ends_with("_token_id"));
+    let theirs: BTreeSet<&str> =
+        keys.map(|key| key.trim_start_matches("tokenizer.ggml.").trim_start_matches("%s.")).collect();
+    assert!(theirs.len() > 15);
+    let ours = ["tokenizer.rs", "model.rs"]
+        .map(|file| std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(file)).unwrap());
+    let [tokenizer, model] = &ours;
+    let (_, lists) = tokenizer.split_once("const NEEDED_TOKENS").unwrap();
+    let (lists, _) = lists.split_once("\nfn ").unwrap();
+    for key in theirs {
+        let name = key.trim_end_matches("_token_id");
+        let is_ours = lists.contains(&format!("\"{name}\"")) || model.contains(&format!("\"{key}\""));
+        // Of an encoder with a decoder, which is refused, and of images, of which the server takes none.
+        assert!(is_ours || ["decoder_start_token_id", "ple.image_token_id"].contains(&key), "{key}");
+    }
+}
+
 #[test]
 fn every_element_type_of_ggml_is_known_and_no_other() {
     let source = source();

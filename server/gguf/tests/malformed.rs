@@ -204,6 +204,11 @@ fn tokenizers_that_contradict_themselves_are_refused() {
         "beginning beyond": |f| f.number("tokenizer.ggml.bos_token_id", 40) => Defect::TokenBeyondVocabulary { found: 40, tokens: 40, .. }, "bos_token_id";
         "end beyond": |f| f.number("tokenizer.ggml.eos_token_id", u32::MAX) => Defect::TokenBeyondVocabulary { .. }, "4294967295";
         "end of turn beyond": |f| f.number("tokenizer.ggml.eot_token_id", 99) => Defect::TokenBeyondVocabulary { .. }, "eot_token_id";
+        "separator beyond": |f| f.number("tokenizer.ggml.seperator_token_id", 40) => Defect::TokenBeyondVocabulary { .. }, "seperator_token_id";
+        "what stands before a text beyond": |f| f.number("llama.ple.eos_token_id", 40) => Defect::TokenBeyondVocabulary { .. }, "ple.eos_token_id";
+        "suppressed tokens as u32": |f| f.put("tokenizer.ggml.suppress_tokens", ty::ARRAY, array(ty::U32, 1, &[1, 0, 0, 0])) => Defect::WrongKeyType { .. }, "array of u32";
+        "kinds of tokens as text": |f| f.text("tokenizer.ggml.token_type_count", "2") => Defect::WrongKeyType { .. }, "token_type_count";
+        "a switch of the normaliser as a number": |f| f.number("tokenizer.ggml.normalizer.lowercase", 1) => Defect::WrongKeyType { .. }, "normalizer.lowercase";
         "filler a text": |f| f.text("tokenizer.ggml.fim_pre_token_id", "x") => Defect::WrongKeyType { .. }, "fim_pre";
         "type 7": |f| f.put("tokenizer.ggml.token_type", ty::ARRAY, types(&[1, 7])) => Defect::UnknownTokenType { token: 1, found: 7 }, "token 1";
         "long control token": |f| { f.put("tokenizer.ggml.tokens", ty::ARRAY, strings((0..40).map(|token| "t".repeat(if token == 1 { 300 } else { token + 1 })))); f.put("tokenizer.ggml.token_type", ty::ARRAY, types(&[1, 3])); } => Defect::StringTooLong { length: 300, .. }, "tokens[1], a control token";

@@ -196,6 +196,12 @@ pub const SHAPES: &[Shape] = &[
     ("merges of another model", |f| f.put(MERGES, ty::ARRAY, strings(["\u{1}x \u{1}y"])), "foreign-merges"),
     ("an end that is no token", |f| f.number("tokenizer.ggml.eos_token_id", 9_999_999), "token-out-of-range"),
     ("a beginning that is no token", |f| f.number("tokenizer.ggml.bos_token_id", u32::MAX), "token-out-of-range"),
+    (
+        "a separator that is no token",
+        |f| f.number("tokenizer.ggml.seperator_token_id", 9_999_999),
+        "token-out-of-range",
+    ),
+    ("a suppressed token alone", |f| f.number("tokenizer.ggml.suppress_tokens", 1), "wrong-key-type"),
     ("a switch as u8", |f| f.put("tokenizer.ggml.add_bos_token", ty::U8, vec![0]), "wrong-key-type"),
     ("a special token as i32", |f| f.put("tokenizer.ggml.eos_token_id", ty::I32, vec![0; 4]), "wrong-key-type"),
     // The tensor table.
