@@ -109,6 +109,7 @@ codes! {
     NestedArray = "nested-array", Error, "An array holds arrays, which llama.cpp cannot read.", "Convert the model again.";
     UnknownElementType = "unknown-element-type", Error, "An array has elements of a type that GGUF does not define.", "Download the file again.";
     ArrayTooLong = "array-too-long", Error, "An array has more elements than the limit.", "Check the source of the file.";
+    ControlInText = "control-in-text", Warning, "A text in which the file tells of itself has a control character; it is shown escaped.", "Nothing need be done; converting the model again may mend it.";
     InvalidAlignment = "invalid-alignment", Error, "general.alignment is no power of two, or outside the limits.", "Convert the model again.";
     MissingKey = "missing-key", Error, "A key is missing that llama.cpp cannot load this architecture without.", "Convert the model again with a current llama.cpp.";
     WrongKeyType = "wrong-key-type", Error, "A key has a type that llama.cpp does not take there.", "Convert the model again.";

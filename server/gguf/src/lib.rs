@@ -37,6 +37,7 @@ mod source;
 mod split;
 mod summary;
 mod tensor;
+mod texts;
 mod tokenizer;
 mod value;
 mod weights;
@@ -318,6 +319,9 @@ fn finish(read: RawPart, mut parts: Vec<Part>, log: &mut Log) -> Header {
     // Without them something was found, and nobody sees the summary.
     let hyperparameters = hyperparameters.unwrap_or_default();
     if let Some(finding) = quant::contradiction(&metadata, tensors.list()) {
+        log.warn(finding);
+    }
+    if let Some(finding) = texts::control_characters(&metadata) {
         log.warn(finding);
     }
     let summary = summary::summarise(&metadata, &tensors, &hyperparameters, layout, &parts, coverage);

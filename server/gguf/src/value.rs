@@ -202,6 +202,11 @@ impl Metadata {
         Some((first.1.offset, printable(first.0)))
     }
 
+    /// All keys, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &Entry)> {
+        self.entries.iter().map(|(key, entry)| (key.as_str(), entry))
+    }
+
     pub(crate) fn entry(&self, key: &str) -> Option<&Entry> {
         self.entries.get(key)
     }

@@ -215,6 +215,31 @@ fn tokens_that_are_none_and_that_no_text_needs_are_noted() {
     assert_eq!((&suppressed(&[0, 40, 7])[..], &suppressed(&[3, -1])[..]), (&noted[..], &noted[..]));
 }
 
+#[test]
+fn control_characters_in_what_a_file_tells_of_itself_are_noted_and_shown_escaped() {
+    let told = |texts: &[(&str, &str)]| {
+        let mut file = Gguf::model(&Shape::default());
+        texts.iter().for_each(|(key, text)| file.text(key, text));
+        file
+    };
+    let noted = |key: &str| vec![(Code::ControlInText, Some(key.to_owned()))];
+    for text in ["\u{1b}[31mred", "a\nb", "a\tb", "a\0b", "\u{7f}", "\u{9b}31m"] {
+        assert_eq!(notes_of(&told(&[("general.name", text)])), noted("general.name"), "{text:?}");
+    }
+    // Of several lines, as descriptions and licences are, and what is no text about the file.
+    let lines = "First.\r\n\tSecond.";
+    assert_eq!(notes_of(&told(&[("general.description", lines), ("tokenizer.chat_template", "\u{1b}")])), []);
+    assert_eq!(notes_of(&told(&[("general.license", "\u{7}"), ("general.url", "\u{8}")])), noted("general.license"));
+
+    let file = told(&[("general.name", "\u{1b}]0;other\u{7}"), ("general.author", "\u{8}"), ("general.url", "\u{8}")]);
+    let (bytes, file_bytes) = file.header();
+    let header = read_header_prefix(&bytes, file_bytes).unwrap();
+    let message = &header.notes()[0].message;
+    assert!(message.contains("2 other texts") && message.contains("\\u{1b}]0;other\\u{7}"), "{message}");
+    let report = Report::new("x", &header, FitInput::default()).to_string();
+    assert!(!report.contains(|c: char| c.is_control() && c != '\n'), "{report:?}");
+}
+
 /// What is noted of a file that is accepted.
 fn notes_of(file: &Gguf) -> Vec<(Code, Option<String>)> {
     let (bytes, file_bytes) = file.header();
