@@ -120,6 +120,7 @@ codes! {
     UnknownArchitecture = "unknown-architecture", Error, "This release's llama.cpp knows no such architecture.", "Update Gantry or choose another model.";
     NotALanguageModel = "not-a-language-model", Error, "The architecture is not that of a language model which answers alone.", "Give the language model's own file.";
     Inconsistent = "inconsistent-hyperparameters", Error, "Hyperparameters contradict each other.", "Convert the model again.";
+    DeclaredVocabulary = "declared-vocabulary", Warning, "The file names another number of tokens than its vocabulary has, which counts.", "Nothing need be done; converting the model again may mend it.";
     // The tokenizer.
     UnknownTokenizer = "unknown-tokenizer", Error, "This release's llama.cpp knows no such tokenizer.", "Update Gantry or choose another model.";
     UnknownPreTokenizer = "unknown-pre-tokenizer", Error, "This release's llama.cpp knows no such pre-tokenizer.", "Update Gantry or choose another model.";

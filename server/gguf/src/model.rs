@@ -5,7 +5,7 @@
 
 use crate::arch;
 use crate::error::{Defect, GgufError, Result, malformed, printable};
-use crate::finding::Log;
+use crate::finding::{Code, Finding, Log};
 use crate::limits::{
     DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_CONTEXT_LENGTH, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, MIN_ALIGNMENT,
 };
@@ -173,6 +173,7 @@ pub(crate) fn read_hyperparameters(
     let vocabulary = tokenizer::read_vocabulary(metadata, scan, keys_end, log);
     if let Some(tokens) = vocabulary {
         check_tokens(&keys, tokens, log);
+        check_claimed_vocabulary(&keys, tokens, log);
     }
     let recurrent = embedding_length.and_then(|embedding| log.take(recurrent_elements(&keys, embedding)));
     let (layers, (heads, kv_heads), feed_forward, (key_length, value_length, rotated), (experts, experts_used)) =
@@ -476,6 +477,20 @@ fn check_tokens(keys: &Keys<'_>, tokens: u64, log: &mut Log) {
         && u64::try_from(found).is_ok_and(|token| token >= tokens)
     {
         log.defect(offset, Defect::TokenBeyondVocabulary { key, found, tokens });
+    }
+}
+
+/// The number of tokens by the file's own account, which llama.cpp leaves unread: the tokens are what counts.
+fn check_claimed_vocabulary(keys: &Keys<'_>, tokens: u64, log: &mut Log) {
+    let key = keys.full("vocab_size");
+    let Some(Entry { offset, value: Value::Integer { kind: ValueType::U32, value } }) = keys.metadata.entry(&key)
+    else {
+        return;
+    };
+    if u64::try_from(*value) != Ok(tokens) {
+        let message = format!("{key} says {value}, but the vocabulary has {tokens} tokens, which is what counts");
+        let finding = Finding::new(Code::DeclaredVocabulary, "header", value.to_string(), tokens.to_string());
+        log.warn(finding.about(key).at(*offset).saying(message));
     }
 }
 

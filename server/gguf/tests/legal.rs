@@ -240,6 +240,19 @@ fn control_characters_in_what_a_file_tells_of_itself_are_noted_and_shown_escaped
     assert!(!report.contains(|c: char| c.is_control() && c != '\n'), "{report:?}");
 }
 
+#[test]
+fn a_count_of_tokens_that_is_not_the_vocabularys_is_noted() {
+    let noted = |tokens: u32| {
+        let mut file = Gguf::model(&Shape::default());
+        file.number("llama.vocab_size", tokens);
+        notes_of(&file)
+    };
+    assert_eq!(noted(40), []);
+    for tokens in [0, 39, 41, u32::MAX] {
+        assert_eq!(noted(tokens), [(Code::DeclaredVocabulary, Some("llama.vocab_size".to_owned()))], "{tokens}");
+    }
+}
+
 /// What is noted of a file that is accepted.
 fn notes_of(file: &Gguf) -> Vec<(Code, Option<String>)> {
     let (bytes, file_bytes) = file.header();
