@@ -168,6 +168,7 @@ pub(crate) fn read_hyperparameters(
     check_divisors(&keys, log);
     check_fractions(&keys, log);
     check_claims(&keys, log);
+    check_pooling(&keys, log);
     let expert_feed_forward =
         layers.and_then(|layers| log.take(keys.per_layer("expert_feed_forward_length", layers, MAX_WIDTH)));
     let vocabulary = tokenizer::read_vocabulary(metadata, scan, keys_end, log);
@@ -477,6 +478,28 @@ fn check_tokens(keys: &Keys<'_>, tokens: u64, log: &mut Log) {
         && u64::try_from(found).is_ok_and(|token| token >= tokens)
     {
         log.defect(offset, Defect::TokenBeyondVocabulary { key, found, tokens });
+    }
+}
+
+/// How the vectors of a text's tokens become one: llama.cpp takes any number, and aborts on one that it does not know when it
+/// first makes a vector; of a classifier it takes others for the first token's, in silence.
+fn check_pooling(keys: &Keys<'_>, log: &mut Log) {
+    /// llama.cpp's number of the last kind: none, mean, the first token's, the last one's, a classifier's.
+    const LAST_KIND: u32 = 4;
+    /// llama.cpp writes this where none is named, and reads it so.
+    const UNSPECIFIED: u32 = u32::MAX;
+    for key in ["pooling_type", "classifier.pooling_type"].map(|key| keys.full(key)) {
+        match keys.metadata.entry(&key) {
+            None => {}
+            Some(Entry { value: Value::Integer { kind: ValueType::U32, value }, .. })
+                if *value == i64::from(UNSPECIFIED) => {}
+            Some(Entry { offset, value: Value::Integer { kind: ValueType::U32, value } }) => {
+                _ = log.take(in_range(&key, *offset, *value, 0, LAST_KIND));
+            }
+            Some(Entry { offset, value }) => {
+                log.defect(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected: "u32" });
+            }
+        }
     }
 }
 

@@ -253,6 +253,16 @@ fn a_count_of_tokens_that_is_not_the_vocabularys_is_noted() {
     }
 }
 
+#[test]
+fn every_pooling_of_llama_cpp_and_none_are_taken() {
+    for pooling in [0, 1, 2, 3, 4, u32::MAX] {
+        let mut file = Gguf::encoder("bert");
+        file.number("bert.pooling_type", pooling);
+        file.number("bert.classifier.pooling_type", pooling);
+        assert_eq!(notes_of(&file), [], "{pooling}");
+    }
+}
+
 /// What is noted of a file that is accepted.
 fn notes_of(file: &Gguf) -> Vec<(Code, Option<String>)> {
     let (bytes, file_bytes) = file.header();

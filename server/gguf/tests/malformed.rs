@@ -170,6 +170,10 @@ fn hyperparameters_that_are_absent_wrong_or_at_odds_are_refused() {
         "unknown tokenizer": |f| f.text("tokenizer.ggml.model", "gpt9") => Defect::UnknownTokenizer { .. }, "gpt9";
         "unknown pre-tokenizer": |f| f.text("tokenizer.ggml.pre", "qwen99") => Defect::UnknownTokenizer { .. }, "qwen99";
         "no tokenizer": |f| f.remove("tokenizer.ggml.model") => Defect::MissingKey { .. }, "tokenizer.ggml.model";
+        "unknown pooling": |f| f.number("llama.pooling_type", 99) => Defect::KeyOutOfRange { found: 99, min: 0, max: 4, .. }, "llama.pooling_type";
+        "pooling past the last": |f| f.number("llama.pooling_type", 5) => Defect::KeyOutOfRange { found: 5, .. }, "0 to 4";
+        "unknown pooling of a classifier": |f| f.number("llama.classifier.pooling_type", 99) => Defect::KeyOutOfRange { .. }, "classifier.pooling_type";
+        "pooling as text": |f| f.text("llama.pooling_type", "mean") => Defect::WrongKeyType { .. }, "pooling_type";
         "file type as text": |f| f.text("general.file_type", "Q8_0") => Defect::WrongKeyType { .. }, "general.file_type";
         "same token twice": |f| f.put("tokenizer.ggml.tokens", ty::ARRAY, strings(["a", "b", "", "a"])) => Defect::DuplicateToken { first: 0, second: 3 }, "0 and 3";
         "tokens of numbers": |f| f.put("tokenizer.ggml.tokens", ty::ARRAY, array(ty::U8, 1, &[1])) => Defect::WrongKeyType { .. }, "array of u8";

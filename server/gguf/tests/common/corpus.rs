@@ -121,6 +121,7 @@ pub const SHAPES: &[Shape] = &[
     ("no layers", |f| f.number("llama.block_count", 0), "key-out-of-range"),
     ("513 layers", |f| f.number("llama.block_count", 513), "key-out-of-range"),
     ("2^32 - 1 layers", |f| f.number("llama.block_count", u32::MAX), "key-out-of-range"),
+    ("an unknown pooling", |f| f.number("llama.pooling_type", 99), "key-out-of-range"),
     ("a context of 2^31", |f| f.number("llama.context_length", 1 << 31), "key-out-of-range"),
     ("an embedding of 2^32 - 1", |f| f.number("llama.embedding_length", u32::MAX), "key-out-of-range"),
     ("1,025 experts", |f| f.number("llama.expert_count", 1025), "key-out-of-range"),
