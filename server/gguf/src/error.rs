@@ -225,6 +225,12 @@ pub enum Defect {
         "key \"{key}\" is \"{found}\", a tokenizer that this build of llama.cpp does not know; update Gantry or choose another model"
     )]
     UnknownTokenizer { key: String, found: String },
+    #[error(
+        "key \"tokenizer.ggml.model\" is \"{found}\", but {marked} of {tokens} tokens begin with Ġ, as only those of byte-level \
+         byte-pair encoding (\"gpt2\") do, so that no text would become the tokens that the model was trained with; convert the \
+         model again"
+    )]
+    ForeignTokenizer { found: String, marked: usize, tokens: usize },
     #[error("the hyperparameters contradict each other: {what}; convert the model again")]
     Inconsistent { what: String },
 
@@ -305,6 +311,7 @@ impl Defect {
             | Self::StringTooLong { key, .. } => key.starts_with("tokenizer."),
             Self::DuplicateToken { .. }
             | Self::ForeignMerges { .. }
+            | Self::ForeignTokenizer { .. }
             | Self::InvalidCharacterMap { .. }
             | Self::InvalidMerge { .. }
             | Self::MissingToken { .. }

@@ -124,6 +124,7 @@ codes! {
     // The tokenizer.
     UnknownTokenizer = "unknown-tokenizer", Error, "This release's llama.cpp knows no such tokenizer.", "Update Gantry or choose another model.";
     UnknownPreTokenizer = "unknown-pre-tokenizer", Error, "This release's llama.cpp knows no such pre-tokenizer.", "Update Gantry or choose another model.";
+    ForeignTokenizer = "foreign-tokenizer", Error, "The tokenizer is not of the kind that the vocabulary was made for.", "Tokenizer and tokens are not of one model: convert it again.";
     DuplicateToken = "duplicate-token", Error, "Two tokens of the vocabulary have the same text, on which llama.cpp aborts.", "Convert the model again.";
     TokenOutOfRange = "token-out-of-range", Error, "A special token is none of the vocabulary.", "Convert the model again.";
     UnknownTokenType = "unknown-token-type", Error, "A token has a type that llama.cpp does not define.", "Convert the model again.";
@@ -466,6 +467,14 @@ fn of_defect(defect: &Defect) -> Finding {
                 if key == crate::tokenizer::PRE_KEY { Code::UnknownPreTokenizer } else { Code::UnknownTokenizer };
             one(key, code, format!("\"{found}\""), text("one that this release's llama.cpp knows"))
         }
+        D::ForeignTokenizer { found, marked, tokens } => one(
+            crate::tokenizer::MODEL_KEY,
+            Code::ForeignTokenizer,
+            format!("\"{found}\""),
+            format!(
+                "the tokenizer of a vocabulary in which {marked} of {tokens} tokens begin with Ġ, such as \"gpt2\""
+            ),
+        ),
         D::DuplicateToken { first, second } => one(
             crate::scan::TOKENS_KEY,
             Code::DuplicateToken,

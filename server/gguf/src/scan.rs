@@ -47,6 +47,10 @@ pub(crate) struct Scan {
     /// Tokens with a text such as `<0x0A>`, and those whose type says that they are bytes, both in order.
     bytes_by_text: Vec<u32>,
     bytes_by_type: Vec<u32>,
+    /// Tokens that begin with a space as byte-level byte-pair encoding writes it (`Ġ`),
+    pub(crate) byte_level_spaces: usize,
+    /// and as SentencePiece does (`▁`).
+    pub(crate) piece_spaces: usize,
     /// The first token whose type is none, with that.
     pub(crate) wrong_type: Option<(u32, i32)>,
     /// The first token whose score is no number.
@@ -132,6 +136,8 @@ impl Scan {
             hashes.push((hash, index));
             self.tokens.push(hash);
             self.token_bytes.push(token.len().try_into().unwrap_or(u32::MAX));
+            self.byte_level_spaces += usize::from(token.starts_with("Ġ".as_bytes()));
+            self.piece_spaces += usize::from(token.starts_with("▁".as_bytes()));
             if is_byte_text(&token) {
                 self.bytes_by_text.push(index);
             }
@@ -189,6 +195,18 @@ impl Scan {
     /// The first token that its type says is a byte.
     pub(crate) fn first_byte(&self) -> Option<u32> {
         self.bytes_by_type.first().copied()
+    }
+
+    /// Whether the tokens are those of byte-level byte-pair encoding beyond doubt: any vocabulary may have some of its marks, as
+    /// characters that text can have.
+    pub(crate) fn is_byte_level(&self) -> bool {
+        /// As many tokens at least begin with a space, and one of so many of all.
+        const LEAST: usize = 20;
+        const ONE_OF: usize = 20;
+        /// For each that begins with a space of the other kind there are more than so many.
+        const PER_OTHER: usize = 10;
+        let marked = self.byte_level_spaces;
+        marked >= LEAST && marked * ONE_OF >= self.tokens.len() && self.piece_spaces * PER_OTHER < marked
     }
 
     /// How many merges make no token, and how many there are.

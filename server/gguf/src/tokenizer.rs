@@ -109,6 +109,8 @@ pub(crate) const PRE_TOKENIZERS: &[&str] = &[
     "youtu",
 ];
 
+/// Key of the kind of tokenizer.
+pub(crate) const MODEL_KEY: &str = "tokenizer.ggml.model";
 /// Key of how text is cut before byte-pair encoding.
 pub(crate) const PRE_KEY: &str = "tokenizer.ggml.pre";
 
@@ -122,6 +124,7 @@ pub(crate) fn read_vocabulary(metadata: &Metadata, scan: &Scan, keys_end: u64, l
     check_special_tokens(metadata, tokens, log);
     check_suppressed(metadata, scan, tokens, log);
     if let Some(model) = model {
+        check_kind(metadata, scan, model, log);
         check_bounds(metadata, model, tokens, log);
         let check = Contents { metadata, scan, model };
         check.tokens(log);
@@ -161,7 +164,7 @@ fn vocabulary(metadata: &Metadata, keys_end: u64) -> Result<u64> {
 
 /// The kind of tokenizer and, for byte-pair encoding, how text is cut and the merges.
 fn check_model(metadata: &Metadata, keys_end: u64) -> Result<&str> {
-    let key = "tokenizer.ggml.model";
+    let key = MODEL_KEY;
     let Some(Entry { offset, value }) = metadata.entry(key) else {
         return malformed(keys_end, Defect::MissingKey { key: key.into() });
     };
@@ -285,6 +288,18 @@ fn check_suppressed(metadata: &Metadata, scan: &Scan, tokens: u64, log: &mut Log
         }
         Some(Entry { offset, value }) => log.defect(*offset, wrong_type(SUPPRESS_KEY, value, "an array of i32")),
     }
+}
+
+/// A tokenizer cuts text into the tokens of its own kind of vocabulary. llama.cpp does not look whether it has one: over
+/// tokens of byte-level byte-pair encoding the others find none for a space, and hardly one for a word.
+fn check_kind(metadata: &Metadata, scan: &Scan, model: &str, log: &mut Log) {
+    const OF_BYTE_PAIRS: [&str; 3] = ["gpt2", "hybriddna", "whitespace"];
+    if OF_BYTE_PAIRS.contains(&model) || !scan.is_byte_level() {
+        return;
+    }
+    let offset = metadata.entry(MODEL_KEY).map_or(0, |entry| entry.offset);
+    let (marked, tokens) = (scan.byte_level_spaces, scan.tokens.len());
+    log.defect(offset, Defect::ForeignTokenizer { found: model.to_owned(), marked, tokens });
 }
 
 /// Where something is to be put around each text, there is a token for it, llama.cpp's default included.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use common::corpus::SHAPES;
-use common::{Gguf, Shape, array, ty};
+use common::{Gguf, Shape, array, strings, ty};
 use gantry_gguf::{Code, inspect_prefix};
 use proptest::prelude::*;
 
@@ -104,6 +104,51 @@ fn other_tokenizers_have_their_own_faults() {
     // With this tokenizer nothing is put around a text; BERT's is put around each, and is not in a vocabulary of 40.
     file.text("tokenizer.ggml.model", "bert");
     assert_eq!(first(&file), "missing-token");
+}
+
+/// The demo models have byte-level vocabularies.
+#[test]
+fn a_tokenizer_that_is_not_the_vocabularys_is_refused() {
+    for model in ["bert", "gemma4", "llama", "plamo2", "rwkv", "t5"] {
+        for name in ["demo-draft.q8_0.gguf", "demo-v2.q4_k_m.gguf"] {
+            let mut file = demo(name);
+            file.text("tokenizer.ggml.model", model);
+            assert_eq!(first(&file), "foreign-tokenizer", "{model}, {name}");
+        }
+    }
+    let (bytes, file_bytes) = demo("demo-draft.q8_0.gguf").header();
+    assert!(inspect_prefix(&bytes, file_bytes).findings.list.is_empty());
+}
+
+#[test]
+fn marks_of_byte_pairs_are_characters_in_other_vocabularies() {
+    // Tokens, those that begin as after a space in one kind and in the other, and whether any tokenizer but its own is refused.
+    for (tokens, byte_level, pieces, is_refused) in [
+        (200, 20, 0, true),
+        (200, 19, 0, false),
+        (200, 20, 1, true),
+        (200, 20, 2, false),
+        (400, 20, 0, true),
+        (401, 20, 0, false),
+        (400, 200, 19, true),
+        (400, 200, 20, false),
+    ] {
+        let text = |token: u32| match token {
+            _ if token < byte_level => format!("Ġ{token}"),
+            _ if token < byte_level + pieces => format!("▁{token}"),
+            // Within a token it is no space.
+            _ => format!("t{token}Ġ"),
+        };
+        for model in ["gpt2", "llama", "rwkv", "t5", "whitespace"] {
+            let mut file = Gguf::model(&Shape { vocabulary: tokens, ..Shape::default() });
+            file.put("tokenizer.ggml.tokens", ty::ARRAY, strings((0..tokens).map(text)));
+            file.put("tokenizer.ggml.merges", ty::ARRAY, strings(["Ġ 0"]));
+            file.text("tokenizer.ggml.model", model);
+            let wanted =
+                if is_refused && !["gpt2", "whitespace"].contains(&model) { "foreign-tokenizer" } else { "none" };
+            assert_eq!(first(&file), wanted, "{model}: {byte_level} and {pieces} of {tokens}");
+        }
+    }
 }
 
 #[test]

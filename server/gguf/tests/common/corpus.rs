@@ -33,6 +33,13 @@ fn types_of(file: &mut Gguf, first: i32) {
     file.put(TYPES, ty::ARRAY, array(ty::I32, tokens, &types.collect::<Vec<_>>()));
 }
 
+/// A byte-level vocabulary, whatever the file had, and another tokenizer.
+fn over_byte_pairs(file: &mut Gguf, model: &str) {
+    let tokens = file.vocabulary();
+    file.put(TOKENS, ty::ARRAY, strings((0..tokens).map(|token| format!("Ġ{token}"))));
+    file.text("tokenizer.ggml.model", model);
+}
+
 fn as_type(file: &mut Gguf, name: &str, (kind, block, bytes): (u32, u64, u64)) {
     let tensor = file.named(name);
     (tensor.kind, tensor.bytes) = (kind, tensor.shape.iter().product::<u64>() / block * bytes);
@@ -161,6 +168,11 @@ pub const SHAPES: &[Shape] = &[
     ("no tokenizer", |f| f.remove("tokenizer.ggml.model"), "missing-key"),
     ("no merges", |f| f.remove(MERGES), "missing-key"),
     ("an unknown tokenizer", |f| f.text("tokenizer.ggml.model", "gpt9"), "unknown-tokenizer"),
+    ("the tokenizer of T5 over byte pairs", |f| over_byte_pairs(f, "t5"), "foreign-tokenizer"),
+    ("the tokenizer of BERT over byte pairs", |f| over_byte_pairs(f, "bert"), "foreign-tokenizer"),
+    ("the tokenizer of Gemma 4 over byte pairs", |f| over_byte_pairs(f, "gemma4"), "foreign-tokenizer"),
+    ("the tokenizer of RWKV over byte pairs", |f| over_byte_pairs(f, "rwkv"), "foreign-tokenizer"),
+    ("SentencePiece over byte pairs", |f| over_byte_pairs(f, "llama"), "foreign-tokenizer"),
     ("an unknown pre-tokenizer", |f| f.text("tokenizer.ggml.pre", "qwen99"), "unknown-pre-tokenizer"),
     ("a pre-tokenizer of one number", |f| f.number("tokenizer.ggml.pre", 1), "wrong-key-type"),
     ("tokens that clash up to a NUL", |f| f.put(TOKENS, ty::ARRAY, strings(["a", "b", "", "a\0c"])), "duplicate-token"),
