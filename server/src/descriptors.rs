@@ -12,7 +12,8 @@ pub fn raise() {
     if limit.current != limit.maximum
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })
     {
-        tracing::warn!(%error, "cannot raise the limit of open files to {:?}", limit.maximum);
+        let most = limit.maximum.map_or_else(|| "any number".to_owned(), |most| most.to_string());
+        tracing::warn!(%error, "cannot raise the limit of open files to {most}");
     }
     let (have, connections) = (limit_now(), connections());
     if connections < MAX_CONNECTIONS {

@@ -311,7 +311,7 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<Exit
     stop_agent.cancel();
     match timeout(AGENT_STOP_LIMIT, agent).await {
         Ok(agent) => agent?.context("the agent failed")?,
-        Err(_) => tracing::warn!("the agent did not end within {AGENT_STOP_LIMIT:?}"),
+        Err(_) => tracing::warn!("the agent did not end within {} s", AGENT_STOP_LIMIT.as_secs()),
     }
     let Routing { active, canary, previous } = router.routing();
     router.set(Routing::default());

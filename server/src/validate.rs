@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use gantry_engine::{ModelInfo, PooledConfig, Pooling};
-use gantry_gguf::{Check, Code, Finding, Findings, Header, Report, Value, Verdict, human_bytes};
+use gantry_gguf::{Check, Code, Finding, Findings, Header, Report, Verdict, human_bytes};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -24,7 +24,7 @@ use crate::fetch::CachedModel;
 use crate::gates::file::FileError;
 use crate::gates::limits::{HEADROOM_RATIO, MIN_POOL_TOKENS, TRIAL_LOAD_LIMIT, WEIGHTS_LIMIT};
 use crate::gates::memory::PodMemory;
-use crate::gates::{context, memory};
+use crate::gates::{context, memory, settings::names_pooling};
 use crate::version::{EngineTuning, RuntimeSettings, Version, VersionSpec, WorkerConfig};
 use crate::{console, pull, telemetry};
 
@@ -238,11 +238,7 @@ fn trial(args: &ValidateArgs, header: &Header, served: &RuntimeSettings) -> anyh
 
 /// As `serve` would run it, in one worker on the CPU that keeps nothing.
 fn trial_settings(header: &Header, served: &RuntimeSettings) -> RuntimeSettings {
-    let names_pooling = matches!(
-        header.metadata().get(&format!("{}.pooling_type", header.summary().architecture)),
-        Some(Value::Integer { value: 1.., .. })
-    );
-    let pooling = if names_pooling { None } else { Some(Pooling::Mean) };
+    let pooling = if names_pooling(header) { None } else { Some(Pooling::Mean) };
     RuntimeSettings {
         gpu_layers: Some(0),
         workers: Some(1),

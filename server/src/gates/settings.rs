@@ -113,9 +113,17 @@ pub fn check_pooling(pooled: Option<&PooledConfig>, header: &Header) -> Result<(
     match (pooled.pooling, named) {
         (Some(Pooling::Rank), Some(Value::Integer { value, .. })) if u64::try_from(*value) == Ok(RANK) => Ok(()),
         (Some(Pooling::Rank), _) => Err(PoolingUnfit::NoReranker),
-        (None, Some(Value::Integer { value: 1.., .. })) | (Some(_), _) => Ok(()),
+        (None, _) if names_pooling(header) => Ok(()),
+        (Some(_), _) => Ok(()),
         (None, _) => Err(PoolingUnfit::Unnamed),
     }
+}
+
+/// Whether a file names how its texts become vectors; llama.cpp writes the largest number where nothing does.
+#[must_use]
+pub fn names_pooling(header: &Header) -> bool {
+    let named = header.metadata().get(&format!("{}.pooling_type", header.summary().architecture));
+    matches!(named, Some(Value::Integer { value, .. }) if u64::try_from(*value).is_ok_and(|kind| (1..=RANK).contains(&kind)))
 }
 
 /// Why one model cannot guess for another, as far as their files tell; a worker looks at the rest.

@@ -202,7 +202,7 @@ impl Process {
         let status = match timeout(WORKER_EXIT_LIMIT, self.child.wait()).await {
             Ok(status) => status,
             Err(_) => {
-                tracing::warn!("the worker did not end in {WORKER_EXIT_LIMIT:?} and is killed");
+                tracing::warn!("the worker did not end in {} s and is killed", WORKER_EXIT_LIMIT.as_secs());
                 let tail = Arc::clone(&self.tail);
                 return match self.kill().await {
                     Some(status) => describe(status, &tail.lines()),
@@ -231,7 +231,11 @@ impl Process {
             }
             Ok(Err(error)) => tracing::warn!(%error, "cannot wait for a killed worker"),
             Err(_) => {
-                tracing::error!(pid = self.child.id(), "a killed worker is not gone after {WORKER_EXIT_LIMIT:?}");
+                tracing::error!(
+                    pid = self.child.id(),
+                    "a killed worker is not gone after {} s",
+                    WORKER_EXIT_LIMIT.as_secs()
+                );
                 tokio::spawn(async move {
                     let ended = self.child.wait().await;
                     reap(self.group);

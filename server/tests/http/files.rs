@@ -54,6 +54,22 @@ fn a_good_file_is_reported_with_every_part_that_was_looked_at() {
     assert!(unloaded.contains("ok   weights") && unloaded.contains("--   trial load  --no-load"), "{unloaded}");
 }
 
+#[tokio::test]
+async fn experts_told_layer_by_layer_and_a_key_as_long_as_may_be_are_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("mixture.gguf");
+    std::fs::write(&file, gguf::mixture().bytes()).unwrap();
+    let report = validate(&file, &[]);
+    assert_eq!(report.status.code(), Some(0), "{}", text(&report.stdout));
+    let server = Server::launch(&file, &["--parallel", "1"]);
+    server.until_ready().await;
+    let body = json!({"prompt": "Once", "max_tokens": 4, "ignore_eos": true, "temperature": 0});
+    let answer = server.post("/v1/completions", &body).send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+    let answer: serde_json::Value = answer.json().await.unwrap();
+    assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
+}
+
 #[test]
 fn serve_and_validate_refuse_the_same_files_with_the_same_words() {
     let folder = tempfile::tempdir().unwrap();

@@ -138,7 +138,7 @@ fn no_record_of_the_log_is_written_as_rust_writes_its_values() {
             for (number, line) in code.lines().enumerate() {
                 in_record |=
                     ["trace!(", "debug!(", "info!(", "warn!(", "error!("].iter().any(|call| line.contains(call));
-                let by_debug = ["(?", ", ?", "= ?"].iter().any(|sigil| line.contains(sigil));
+                let by_debug = ["(?", ", ?", "= ?", ":?}"].iter().any(|sigil| line.contains(sigil));
                 if in_record && (by_debug || line.trim_start().starts_with('?')) {
                     found.push(format!("{}:{}: {}", file.display(), number + 1, line.trim()));
                 }

@@ -312,6 +312,44 @@ fn sliding_window_with(mut gguf: Gguf, tokens: u64) -> Gguf {
     gguf
 }
 
+/// A mixture of experts that are told layer by layer, in a file with a key as long as there may be one.
+pub fn mixture() -> Gguf {
+    let (n_embd, ffn, experts) = (32, 64, 4);
+    let mut gguf = Gguf::new("llama");
+    for (key, value) in [
+        ("context_length", 512),
+        ("embedding_length", 32),
+        ("block_count", 2),
+        ("feed_forward_length", 64),
+        ("attention.head_count", 2),
+        ("attention.head_count_kv", 2),
+        ("expert_count", 4),
+    ] {
+        gguf.number(&format!("llama.{key}"), value);
+    }
+    gguf.float("llama.attention.layer_norm_rms_epsilon", 1e-5);
+    for (key, value) in [("expert_used_count", 2_u32), ("expert_feed_forward_length", 64)] {
+        gguf.array(&format!("llama.{key}"), U32, [value; 2].map(u32::to_le_bytes).into_iter());
+    }
+    gguf.number(&"k".repeat(65_535), 1);
+    gguf.tensor("token_embd.weight", &[n_embd, 259], -1.0, 1.0);
+    gguf.tensor("output_norm.weight", &[n_embd], 0.9, 1.1);
+    for layer in 0..2 {
+        for name in ["attn_norm", "ffn_norm"] {
+            gguf.tensor(&format!("blk.{layer}.{name}.weight"), &[n_embd], 0.9, 1.1);
+        }
+        for name in ["attn_q", "attn_k", "attn_v", "attn_output"] {
+            gguf.tensor(&format!("blk.{layer}.{name}.weight"), &[n_embd, n_embd], -0.5, 0.5);
+        }
+        gguf.tensor(&format!("blk.{layer}.ffn_gate_inp.weight"), &[n_embd, experts], -0.5, 0.5);
+        for (name, shape) in [("gate", [n_embd, ffn]), ("up", [n_embd, ffn]), ("down", [ffn, n_embd])] {
+            let shape = [shape[0], shape[1], experts];
+            gguf.tensor(&format!("blk.{layer}.ffn_{name}_exps.weight"), &shape, -0.5, 0.5);
+        }
+    }
+    gguf
+}
+
 /// A model that was trained for 1,024 tokens, and rotates keys by other factors where a context is longer than an
 /// original one; without that, longer than the trained one.
 pub fn long_rope(original_context: Option<u32>) -> Gguf {
