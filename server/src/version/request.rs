@@ -370,9 +370,10 @@ impl Request {
         self.trial.take().is_some()
     }
 
-    /// Whether what came of it clears it. True once.
+    /// Whether what came of it clears it: past what had come of it and one more, since what a worker sent last may have been lost with
+    /// it. True once.
     pub(super) fn passes_trial(&mut self) -> bool {
-        let passes = self.trial.is_some_and(|trial| self.outputs > trial.reached);
+        let passes = self.trial.is_some_and(|trial| self.outputs > trial.reached + 1);
         if passes {
             self.trial = None;
             self.suspect = false;

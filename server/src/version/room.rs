@@ -30,7 +30,8 @@ use super::request::Request;
 use super::supervisor::Command;
 use super::suspects::Standing;
 use crate::limits::{
-    SUPERVISOR_TICK, TRIAL_AWAY_PATIENCE, TRIAL_PATIENCE, TRIAL_WAIT_LIMIT, TRIALS_LIMIT, WORKER_WAIT_LIMIT,
+    SUPERVISOR_TICK, TRIAL_AWAY_PATIENCE, TRIAL_PATIENCE, TRIAL_WAIT_LIMIT, TRIALS_LIMIT, TRIED_FIRST_DEATHS,
+    WORKER_WAIT_LIMIT,
 };
 use crate::protocol::RequestId;
 use lines::Lines;
@@ -242,17 +243,22 @@ impl Room {
         }
     }
 
-    /// The first suspect of which nobody who asks the same is being tried. Those for whom somebody waits come first; of the others
-    /// the one that had come least far, which takes the least to be tried.
+    /// The first suspect of which nobody who asks the same is being tried. Those for whom somebody waits come before the others,
+    /// unless so many deaths are unexplained that some would soon be taken for crashes; of the others first comes the one that
+    /// had come least far, which takes the least to be tried.
     fn next_suspect(&self, now: Instant) -> Option<(Instant, RequestId)> {
         let memory = self.desk.suspects();
-        let free =
-            self.suspects.iter().filter_map(|(turn, waiting)| match memory.standing(waiting.request.digest, now) {
-                Standing::Suspected { on_trial: true, .. } => None,
-                Standing::Suspected { reached, .. } if waiting.request.is_abandoned() => Some((Some(reached), *turn)),
-                _ => Some((None, *turn)),
-            });
-        free.min().map(|(_, turn)| turn)
+        let explains_deaths = memory.open_deaths() > TRIED_FIRST_DEATHS;
+        let free = self.suspects.iter().filter_map(|(turn, waiting)| {
+            let is_abandoned = waiting.request.is_abandoned();
+            let reached = match memory.standing(waiting.request.digest, now) {
+                Standing::Suspected { on_trial: true, .. } => return None,
+                Standing::Suspected { reached, .. } if is_abandoned => reached,
+                _ => 0,
+            };
+            Some((is_abandoned != explains_deaths, reached, *turn))
+        });
+        free.min().map(|(.., turn)| turn)
     }
 
     fn drop_overdue(&mut self, now: Instant) {

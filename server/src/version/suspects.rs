@@ -32,7 +32,7 @@ pub(super) enum Standing {
     Clear,
     /// A worker died while it worked on them.
     Suspected {
-        /// What had come of it by then, in tokens or vectors: past that it is cleared.
+        /// What had come of it by then, in tokens or vectors: some past that it is cleared.
         reached: u64,
         /// It is being tried: who asks the same waits for how that ends.
         on_trial: bool,
@@ -187,6 +187,11 @@ impl Suspects {
     /// Whether a death is still to be explained of which it may be the cause.
     pub(super) fn is_open(&self, digest: Digest) -> bool {
         self.deaths.iter().any(|death| death.open.contains(&digest))
+    }
+
+    /// Deaths that are still to be explained.
+    pub(super) fn open_deaths(&self) -> usize {
+        self.deaths.len()
     }
 
     /// A suspect is run by itself.

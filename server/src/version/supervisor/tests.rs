@@ -361,8 +361,10 @@ fn a_suspect_is_run_once_more_by_itself_and_then_refused() {
     };
     run_alone(&mut session, again.remove(0));
     session.apply(Event::Frame(message(&Op::Delta(1)).map(Ok)), now);
+    assert!(matches!(standing(1), Standing::Suspected { on_trial: true, .. }), "as much may have come before");
+    session.apply(Event::Frame(message(&Op::Delta(1)).map(Ok)), now);
     assert_eq!(standing(1), Standing::Clear);
-    assert!(shared.desk.lease(&Demand::default()).is_ok(), "it is as any other from its first text on");
+    assert!(shared.desk.lease(&Demand::default()).is_ok(), "it is as any other from then on");
     session.apply(Event::Frame(message(&Op::Finished(1)).map(Ok)), now);
 
     run_alone(&mut session, again.remove(0));
