@@ -92,7 +92,10 @@ fn no_reserved_token_comes_of_a_message() {
                 let plain = text.replace(special, "xy");
                 for (hostile, harmless) in chats(&text).iter().zip(chats(&plain)) {
                     // What an assistant said may hold what templates look for in it.
-                    let said = hostile.to_string().contains("assistant") && !special.starts_with("<|");
+                    let mut of_assistant =
+                        hostile.as_array().unwrap().iter().filter(|turn| turn["role"] == "assistant");
+                    let said =
+                        of_assistant.any(|turn| turn.to_string().contains(special)) && !special.starts_with("<|");
                     let (Some(got), Some(wanted)) =
                         (tokens(&model, &template, hostile), tokens(&model, &template, &harmless))
                     else {
