@@ -86,7 +86,9 @@ pub const MAX_SUSPECT_DIGESTS: usize = 1024;
 /// Deaths that are remembered until their suspects have been tried; past that the oldest counts as a crash.
 pub const MAX_OPEN_DEATHS: usize = 64;
 /// Deaths to be explained past which those suspects are tried first for whom nobody waits.
-pub const TRIED_FIRST_DEATHS: usize = MAX_OPEN_DEATHS / 4;
+pub const TRIED_FIRST_DEATHS: usize = 2;
+/// Suspects that are kept to be tried though nobody waits for them; those past that are not tried.
+pub const MAX_UNHEARD_SUSPECTS: usize = 256;
 /// Requests that workers died of one after the other, without an answer to anybody, before a worker has to answer a request
 /// of the server's own first.
 pub const CONTROL_AFTER_CONVICTIONS: u32 = 3;

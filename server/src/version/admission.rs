@@ -100,6 +100,7 @@ pub(super) struct QueuePlace {
     admission: Arc<Admission>,
     entry: Entry,
     used_tokens: Option<u64>,
+    is_vacated: bool,
 }
 
 impl QueuePlace {
@@ -109,7 +110,18 @@ impl QueuePlace {
 
     /// The request has what it waited for. Said again it changes nothing.
     pub(super) fn begin(&mut self) {
-        self.admission.state().fair.begin(&mut self.entry);
+        if !self.is_vacated {
+            self.admission.state().fair.begin(&mut self.entry);
+        }
+    }
+
+    /// Gives the place back though the request goes on; its turn is what it was.
+    pub(super) fn vacate(&mut self) {
+        if !std::mem::replace(&mut self.is_vacated, true) {
+            let mut state = self.admission.state();
+            state.gate.leave();
+            state.fair.leave(&self.entry, self.used_tokens);
+        }
     }
 
     /// What it has used, now that it has ended.
@@ -120,9 +132,7 @@ impl QueuePlace {
 
 impl Drop for QueuePlace {
     fn drop(&mut self) {
-        let mut state = self.admission.state();
-        state.gate.leave();
-        state.fair.leave(&self.entry, self.used_tokens);
+        self.vacate();
     }
 }
 
@@ -240,7 +250,7 @@ impl Admission {
                 return Err(Refusal::Full { waiting, limit, retry_after });
             }
         }
-        let place = |entry| QueuePlace { admission: Arc::clone(self), entry, used_tokens: None };
+        let place = |entry| QueuePlace { admission: Arc::clone(self), entry, used_tokens: None, is_vacated: false };
         let entries = tokens.iter().map(|&tokens| state.fair.enter(ask.client, ask.priority, tokens));
         Ok(entries.map(place).collect())
     }

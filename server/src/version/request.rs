@@ -180,6 +180,8 @@ pub(super) struct Request {
     pub(super) digest: Digest,
     /// A worker died while it worked on it.
     pub(super) suspect: bool,
+    /// Its client was told that it has ended: it goes on for it to be known whether a worker died of it.
+    pub(super) is_unheard: bool,
     trial: Option<Trial>,
     /// Tokens, or vectors, that came of it from the worker that has it.
     outputs: u64,
@@ -229,6 +231,7 @@ impl Request {
             is_running: false,
             digest: Digest::default(),
             suspect: false,
+            is_unheard: false,
             trial: None,
             outputs: 0,
             asked,
@@ -448,9 +451,11 @@ impl Request {
         self.tell_end(error);
     }
 
-    /// Tells its client that this is the end, and goes on without one, for however long it may have to wait.
+    /// Tells its client that this is the end, and goes on without one and without a place, for however long it may have to wait.
     pub(super) fn leave_client(&mut self, error: GenerationError) {
         self.tell_end(error);
+        self.place.vacate();
+        self.is_unheard = true;
         match &mut self.asked {
             Asked::Text { request, .. } => request.params.queue_timeout_ms = None,
             Asked::Pooled { request, .. } => request.timeout_ms = None,

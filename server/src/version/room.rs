@@ -9,7 +9,8 @@
 //! A [suspect](super::suspects) gets a worker without requests, to which no other one is given until it is cleared or has had
 //! [`SUSPECT_ALONE_LIMIT`](crate::limits::SUSPECT_ALONE_LIMIT). Right after a death there is such a worker; later one is kept from others once
 //! a suspect has waited for [`TRIAL_PATIENCE`], and lets the requests that it has end. While others wait, trials take no more
-//! than [`TRIALS_LIMIT`] in a row, and whoever cannot be tried within [`TRIAL_WAIT_LIMIT`] fails. Absent: requests that wait in
+//! than [`TRIALS_LIMIT`] in a row, and whoever cannot be tried within [`TRIAL_WAIT_LIMIT`] fails. Suspects whose clients were told that
+//! they have ended are tried, too, while nobody waits. Absent: requests that wait in
 //! a worker for a sequence.
 
 mod lines;
@@ -30,8 +31,8 @@ use super::request::Request;
 use super::supervisor::Command;
 use super::suspects::Standing;
 use crate::limits::{
-    SUPERVISOR_TICK, TRIAL_AWAY_PATIENCE, TRIAL_PATIENCE, TRIAL_WAIT_LIMIT, TRIALS_LIMIT, TRIED_FIRST_DEATHS,
-    WORKER_WAIT_LIMIT,
+    MAX_UNHEARD_SUSPECTS, SUPERVISOR_TICK, TRIAL_AWAY_PATIENCE, TRIAL_PATIENCE, TRIAL_WAIT_LIMIT, TRIALS_LIMIT,
+    TRIED_FIRST_DEATHS, WORKER_WAIT_LIMIT,
 };
 use crate::protocol::RequestId;
 use lines::Lines;
@@ -125,28 +126,33 @@ impl Room {
     /// Puts a request where it waits, by what is known of it.
     fn sort(&mut self, waiting: Waiting, now: Instant) {
         let turn = waiting.request.age_order();
-        let standing = self.desk.suspects().standing(waiting.request.digest, now);
-        match standing {
+        let digest = waiting.request.digest;
+        let mut memory = self.desk.suspects();
+        match memory.standing(digest, now) {
             Standing::Convicted => {
+                drop(memory);
                 self.desk.leave_room();
                 waiting.request.fail(GenerationError::EndsWorker);
             }
-            // Nobody waits for it, and what it was suspected of was another's doing.
+            // Nobody waits for it, and what it was suspected of was another's doing, or there are too many to try them all.
             Standing::Suspected { on_trial: false, .. }
-                if waiting.request.is_abandoned() && !self.is_open(&waiting) =>
+                if waiting.request.is_unheard && (!memory.is_open(digest) || self.has_many_unheard()) =>
             {
-                self.desk.suspects().acquit(waiting.request.digest);
+                memory.acquit(digest);
+                drop(memory);
                 self.desk.leave_room();
             }
             Standing::Suspected { .. } => drop(self.suspects.insert(turn, waiting)),
             Standing::Clear if waiting.request.suspect => drop(self.suspects.insert(turn, waiting)),
-            Standing::Clear => self.waiting.insert(waiting),
+            Standing::Clear => {
+                drop(memory);
+                self.waiting.insert(waiting);
+            }
         }
     }
 
-    /// Whether there is a death that its request may have been the cause of.
-    fn is_open(&self, waiting: &Waiting) -> bool {
-        self.desk.suspects().is_open(waiting.request.digest)
+    fn has_many_unheard(&self) -> bool {
+        self.suspects.values().filter(|waiting| waiting.request.is_unheard).count() >= MAX_UNHEARD_SUSPECTS
     }
 
     /// Lets go of those that have waited long enough, and places the first ones that can be.
@@ -213,7 +219,8 @@ impl Room {
             let Some(Waiting { mut request, since: waits }) = self.suspects.remove(&turn) else { return };
             let Some(lease) = self.desk.lease_alone(&request.demand) else {
                 let patience = if self.desk.is_one_away() { TRIAL_AWAY_PATIENCE } else { TRIAL_PATIENCE };
-                if now.saturating_duration_since(waits) >= patience {
+                // No worker is kept from others for one that nobody waits for.
+                if now.saturating_duration_since(waits) >= patience && !request.is_abandoned() {
                     self.desk.reserve(&request.demand);
                 }
                 self.suspects.insert(turn, Waiting { request, since: waits });
@@ -243,9 +250,9 @@ impl Room {
         }
     }
 
-    /// The first suspect of which nobody who asks the same is being tried. Those for whom somebody waits come before the others,
-    /// unless so many deaths are unexplained that some would soon be taken for crashes; of the others first comes the one that
-    /// had come least far, which takes the least to be tried.
+    /// The first suspect of which nobody who asks the same is being tried. Those that nobody waits for are tried while nobody else
+    /// waits for anything, the one that had come least far first, which takes the least; or before all others, while so many
+    /// deaths are unexplained that some would soon be taken for crashes.
     fn next_suspect(&self, now: Instant) -> Option<(Instant, RequestId)> {
         let memory = self.desk.suspects();
         let explains_deaths = memory.open_deaths() > TRIED_FIRST_DEATHS;
@@ -256,24 +263,32 @@ impl Room {
                 Standing::Suspected { reached, .. } if is_abandoned => reached,
                 _ => 0,
             };
-            Some((is_abandoned != explains_deaths, reached, *turn))
+            let is_due = !is_abandoned || explains_deaths || self.waiting.is_empty();
+            is_due.then_some((is_abandoned != explains_deaths, reached, *turn))
         });
         free.min().map(|(.., turn)| turn)
     }
 
     fn drop_overdue(&mut self, now: Instant) {
         let is_late = |waiting: &Waiting| waiting.request.overdue(now).is_some();
-        let mut overdue = self.waiting.extract(|waiting| waiting.request.is_abandoned() || is_late(waiting));
-        // Whether a suspect is one is to be known, be it that nobody waits for its answer any more.
-        overdue.extend(self.suspects.extract_if(.., |_, waiting| is_late(waiting)).map(|(_, waiting)| waiting));
-        for Waiting { request, .. } in overdue {
+        for Waiting { request, .. } in
+            self.waiting.extract(|waiting| waiting.request.is_abandoned() || is_late(waiting))
+        {
             self.desk.leave_room();
             if let Some(error) = request.overdue(now) {
                 request.fail(error.into());
             }
         }
+        // Whether a suspect is one is to be known, be it that nobody waits for its answer any more.
+        for Waiting { request, .. } in self.suspects.values_mut() {
+            if let Some(error) = request.overdue(now) {
+                request.leave_client(error.into());
+            }
+        }
         let untried = |waiting: &mut Waiting| now.saturating_duration_since(waiting.since) >= TRIAL_WAIT_LIMIT;
         for (_, Waiting { request, .. }) in self.suspects.extract_if(.., |_, waiting| untried(waiting)) {
+            // Whose doing it was will not be known any more.
+            self.desk.suspects().acquit(request.digest);
             self.desk.leave_room();
             let reason = format!("the request may be why, and could not be run by itself within {TRIAL_WAIT_LIMIT:?}");
             request.fail(GenerationError::WorkerDied(reason));

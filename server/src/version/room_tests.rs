@@ -413,6 +413,74 @@ fn suspects_that_nobody_waits_for_come_last_and_only_while_their_death_is_unexpl
     }
 }
 
+/// Nobody is kept waiting for them, and no worker from others, unless many deaths are unexplained.
+#[test]
+fn suspects_that_nobody_waits_for_give_way_until_many_deaths_are_unexplained() {
+    for deaths in [1, TRIED_FIRST_DEATHS as RequestId + 1] {
+        let mut stage = stage(DispatchStrategy::LeastLoaded, 1);
+        let now = Instant::now();
+        for id in 1..=deaths {
+            stage.suspected(id, now);
+        }
+        let (mut unheard, _gone) = stage.suspect(1);
+        unheard.leave_client(GenerationError::WorkerDied("gone".to_owned()));
+        assert_eq!(stage.admission.in_flight(), 0, "it has no place any more");
+        let (asked, _client) = stage.request(100, 0, None);
+        stage.wait(unheard);
+        stage.wait(asked);
+        stage.lanes.desk.set_healthy(0, true);
+        stage.settle(now);
+        let first = stage.came(0);
+        assert_eq!(ids(&first), if deaths == 1 { [100] } else { [1] });
+        stage.settle(now + TRIAL_PATIENCE + SUPERVISOR_TICK);
+        let (beside, _client) = stage.request(101, 0, None);
+        stage.lanes.submit(beside);
+        stage.settle(now + TRIAL_PATIENCE + SUPERVISOR_TICK);
+        assert_eq!(ids(&stage.came(0)), if deaths == 1 { vec![101] } else { vec![] });
+    }
+}
+
+#[test]
+fn who_is_late_while_it_is_suspected_is_told_so_and_is_tried_all_the_same() {
+    let mut stage = stage(DispatchStrategy::LeastLoaded, 1);
+    let now = Instant::now();
+    stage.suspected(1, now);
+    let (mut late, client) = stage.request(1, 0, Some(1000));
+    (late.digest, late.suspect) = (stage.digest(1), true);
+    stage.wait(late);
+    let after = now + Duration::from_secs(2);
+    stage.settle(after);
+    let told = client.collect().now_or_never();
+    assert!(matches!(told, Some(Err(GenerationError::Request(RequestError::DeadlineExceeded { .. })))), "{told:?}");
+    stage.lanes.desk.set_healthy(0, true);
+    stage.settle(after);
+    assert_eq!(ids(&stage.came(0)), [1]);
+}
+
+#[test]
+fn those_past_the_limit_and_those_that_wait_too_long_are_not_tried_and_explain_nothing() {
+    let mut stage = stage(DispatchStrategy::LeastLoaded, 1);
+    let now = Instant::now();
+    let all = MAX_UNHEARD_SUSPECTS as RequestId + 1;
+    for id in 0..all {
+        let (mut unheard, _gone) = stage.suspect(id);
+        stage.lanes.desk.suspects().died(
+            0,
+            [(stage.digest(id), 0)].into_iter(),
+            BTreeSet::from([stage.digest(id)]),
+            now,
+        );
+        unheard.leave_client(GenerationError::WorkerDied("gone".to_owned()));
+        stage.wait(unheard);
+    }
+    stage.settle(now);
+    assert_eq!(stage.room.suspects.len(), MAX_UNHEARD_SUSPECTS);
+    stage.settle(now + TRIAL_WAIT_LIMIT);
+    assert!(stage.room.suspects.is_empty());
+    assert_eq!(stage.lanes.desk.suspects().open_deaths(), 0);
+    assert!(!stage.lanes.desk.suspects().unexplained(0).is_empty());
+}
+
 fn came_anywhere(stage: &mut Stage) -> Vec<Request> {
     let mut came = stage.came(0);
     came.extend(stage.came(1));

@@ -301,12 +301,14 @@ impl Supervisor {
                 return request.fail(GenerationError::EndsWorker);
             }
             Fate::Ends => return request.fail(GenerationError::WorkerDied(reason.to_owned())),
-            Fate::Waits if request.is_abandoned() => return,
             Fate::TriedUnheard => request.leave_client(GenerationError::WorkerDied(reason.to_owned())),
             // Whether it was the cause is to be known, be it that nobody waits for its answer any more.
+            Fate::Waits if request.is_abandoned() && !self.shared.desk.suspects().is_open(request.digest) => return,
             Fate::Waits | Fate::Tried => {}
         }
-        self.shared.retries.fetch_add(1, Ordering::Relaxed);
+        if !request.is_unheard {
+            self.shared.retries.fetch_add(1, Ordering::Relaxed);
+        }
         send_to_room(&self.shared.desk, &self.room, request);
     }
 

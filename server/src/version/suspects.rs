@@ -3,7 +3,7 @@
 //! A worker's death makes every request that it was working on a suspect: it is run again once, and by itself
 //! ([`Room`](super::room::Room) sees to that). Where it then comes as far as it was before, it and everyone who asks the same
 //! is cleared; where the worker dies again with nothing else begun, it is convicted, and the same request sent again is
-//! refused without being run. One whose client has text of it is tried for nobody, and only while no other one is convicted. Both are forgotten after [`SUSPECT_MEMORY`]. What a request says is not kept: a digest is a hash of
+//! refused without being run. One whose client has text of it is tried for nobody, and only while its death is unexplained. Both are forgotten after [`SUSPECT_MEMORY`]. What a request says is not kept: a digest is a hash of
 //! its contents under keys that this process drew and tells nobody.
 //!
 //! A death for which there are suspects is no crash as long as one of them may have been its cause, and never one when that
@@ -51,7 +51,8 @@ pub(super) enum Fate {
     /// Its client has text of it, and is told that its worker died. It is run again all the same, by itself and for nobody: what one
     /// worker after the other dies of would else be taken for a fault of the model.
     TriedUnheard,
-    /// It ends with its worker: it was run again already, and not alone.
+    /// It ends with its worker: it was run again already, and not alone, or its client has text of it and the worker was not working
+    /// on it.
     Ends,
     /// The worker died of it.
     Convicted,

@@ -164,6 +164,7 @@ async fn outlive(period: Duration, moment: &'static str, number_of: impl Fn(usiz
     );
     // With killers that all differ, each of them twice, texts are cut; but nobody fails who had sent nothing.
     assert!(deaths > 1.0 && answered + broken > 0);
+    assert!(server.log().contains("a worker died of a request"), "none of them is known for what it is");
     assert!(failed.is_empty(), "{failed:#?}");
     assert!(longest_ms < LONGEST_WAIT.as_millis() as usize, "a bystander waited for {longest_ms} ms");
     // The next worker is not waited for: what it takes is the load.

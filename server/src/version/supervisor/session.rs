@@ -178,7 +178,8 @@ impl<'a> Session<'a> {
         match command {
             Command::Submit(request) => self.on_submit(request, now),
             Command::Cancel { id } => {
-                if let Some(request) = self.requests.get_mut(&id) {
+                // Whoever was told that it has ended has no more say in it.
+                if let Some(request) = self.requests.get_mut(&id).filter(|request| !request.is_unheard) {
                     request.abandon();
                     self.tell(ToWorker::Cancel { id });
                 }
