@@ -53,6 +53,8 @@ fn rows() -> Vec<Row> {
         raw(TEXT, b"{\"prompt\": [1, 2, 1000000]}", Some("prompt[2]"), "invalid_token"),
         raw(TEXT, b"{\"prompt\": [[1], [2, 1000000]]}", Some("prompt[1][1]"), "invalid_token"),
         raw(TEXT, b"{\"prompt\": \"\"}", Some("prompt"), "invalid_value"),
+        bad("logit_bias", json!({"5": 1, "1000000": 1}), "logit_bias", "invalid_token"),
+        bad("stop_token_ids", json!([5, 1_000_000]), "stop_token_ids", "invalid_token"),
         bad("messages", json!([]), "messages", "invalid_value"),
         bad("messages", json!("hi"), "messages", "invalid_type"),
         bad("messages", message(json!("robot"), json!("x")), "messages[0].role", "invalid_value"),

@@ -238,6 +238,11 @@ impl Asking {
 fn unknown_token(requests: &[GenerateRequest], vocab_size: u32, prompt_param: &str) -> Option<(String, i32)> {
     let is_unknown = |token: i32| u32::try_from(token).map_or(true, |token| token >= vocab_size);
     requests.iter().enumerate().find_map(|(number, request)| {
+        let biased = request.params.logit_bias.iter().map(|&(token, _)| ("logit_bias", token));
+        let stops = request.params.stop_tokens.iter().map(|&token| ("stop_token_ids", token));
+        if let Some((field, token)) = biased.chain(stops).find(|&(_, token)| is_unknown(token)) {
+            return Some((field.to_owned(), token));
+        }
         let tokens = match &*request.prompt {
             Prompt::Tokens(tokens) => tokens,
             Prompt::Infill(infill) => match &infill.prefix {
