@@ -159,6 +159,7 @@ mod tests {
             "https://h/m.gguf?download=true&design=1&author=a&tokenizer=t&max_tokens=5&keyword=k&signed=1&key_id&\
              config=1&monkey=1&oauth=no&version=1%2E0",
             "https://h/token=1/m.gguf",
+            "https://h/R&D%20models;sig=1/m.gguf",
             "https://h/m@2.gguf?to=a@b",
             "hf://org/repo@0a1b/m.gguf",
             "oci://registry/repo@sha256:0a",
@@ -229,8 +230,8 @@ mod tests {
     fn the_rules_of_the_crd_name_the_same() {
         let crd = serde_json::to_string(&<crate::InferenceService as kube::CustomResourceExt>::crd()).unwrap();
         let (endings, words) = (CREDENTIAL_ENDINGS.join("|"), CREDENTIAL_WORDS.join("|"));
-        let rule = format!("[?&;]([^#=&;?]*({endings})|([^#=&;?]*[-_.])?({words}))=");
+        let rule = format!("^[^?#]*[?]([^#]*[?&;])?([^#=&;?]*({endings})|([^#=&;?]*[-_.])?({words}))=");
         assert!(crd.contains(&rule), "{rule}");
-        assert!(crd.contains("[?&;][^#=&;?]*%[^#=&;?]*="));
+        assert!(crd.contains("^[^?#]*[?]([^#]*[?&;])?[^#=&;?]*%[^#=&;?]*="));
     }
 }

@@ -135,8 +135,8 @@ pub struct SourceSpec {
     #[x_kube(
         validation = Rule::new("self.matches('^(https?|hf|s3|gs|azure|oci|file)://[^[:space:]]+$')").message("uri: use an address that starts with https://, http://, hf://, s3:// or oci://, without spaces"),
         validation = Rule::new("!self.matches('^[a-z0-9]+://[/\\\\\\\\]*[^/\\\\\\\\?#]*@')").message("uri: leave user and password out, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef"),
-        validation = Rule::new("!self.matches('(?i)^[^#]*[?&;]([^#=&;?]*(signature|credential|credentials|token|secret|password|passwd|pwd|passphrase|bearer|authorization|apikey|accesskey|accesskeyid|secretkey|privatekey|signingkey|subscriptionkey)|([^#=&;?]*[-_.])?(sig|sas|key|jwt|auth))=')").message("uri: leave signatures and tokens out, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef"),
-        validation = Rule::new("!self.matches('^[^#]*[?&;][^#=&;?]*%[^#=&;?]*=')").message("uri: write the names of parameters as they are, and not percent-encoded: signatures and tokens are looked for among them"),
+        validation = Rule::new("!self.matches('(?i)^[^?#]*[?]([^#]*[?&;])?([^#=&;?]*(signature|credential|credentials|token|secret|password|passwd|pwd|passphrase|bearer|authorization|apikey|accesskey|accesskeyid|secretkey|privatekey|signingkey|subscriptionkey)|([^#=&;?]*[-_.])?(sig|sas|key|jwt|auth))=')").message("uri: leave signatures and tokens out, which everybody sees who may read the object; store a token in a Secret, and name it with secretRef"),
+        validation = Rule::new("!self.matches('^[^?#]*[?]([^#]*[?&;])?[^#=&;?]*%[^#=&;?]*=')").message("uri: write the names of parameters as they are, and not percent-encoded: signatures and tokens are looked for among them"),
         validation = Rule::new("!self.contains('#')").message("uri: leave out what begins with #, which no server is sent and everybody sees who may read the object; store a token in a Secret, and name it with secretRef")
     )]
     pub uri: Option<String>,

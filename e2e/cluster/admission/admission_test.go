@@ -885,6 +885,7 @@ func TestCredentialsInAddressesAreRefused(t *testing.T) {
 	}
 	for _, uri := range []string{
 		"https://h/m.gguf", "https://h/m@2.gguf?download=true&to=a@b&design=1&author=a&tokenizer=t&max_tokens=5&config=1&oauth=no&v=1%2E0", "https://h/token=1/m.gguf",
+		"https://h/R&D%20models;sig=1/m.gguf",
 	} {
 		if told := judge(uri); told != "<nil>" {
 			t.Errorf("%s: %s", uri, told)
@@ -901,7 +902,7 @@ func TestCredentialsInAddressesAreRefused(t *testing.T) {
 		"https://h/m?a=1;token=": "signatures and tokens", "https://h/m?key=1": "signatures and tokens", "https://h/m?a=1&api-Key=1": "signatures and tokens",
 		"https://h/m?JWT=1": "signatures and tokens", "https://h/m?client_secret=1": "signatures and tokens", "https://h/m?auth=1": "signatures and tokens",
 		"https://h/m?refreshToken=1": "signatures and tokens", "https://h/m?a=1&sasToken=1": "signatures and tokens", "https://h/m?secretKey=1": "signatures and tokens",
-		"https://h/m?%73ig=1": "percent-encoded", "https://h/m?a=1&t%6Fken=1": "percent-encoded",
+		"https://h/m?%73ig=1": "percent-encoded", "https://h/m?a=1&t%6Fken=1": "percent-encoded", "https://h/R&D/m?a=1&t%6Fken=1": "percent-encoded", "https://h/m?a=1?sig=1": "signatures and tokens",
 		"https://h/m.gguf#token=1": "what begins with #", "https://h/m?a=1#": "what begins with #",
 	} {
 		if told := judge(uri); !strings.Contains(told, says) {
