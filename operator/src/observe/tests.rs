@@ -168,14 +168,16 @@ fn waiting(reason: &str, last: Option<&str>) -> serde_json::Value {
         "state": {"waiting": {"reason": reason, "message": message}}}]})
 }
 
-/// The same with an init container that waits for `reason`, or has ended well where that is empty.
+/// The same with an init container that waits for `reason`, or runs once more, or has ended well where that is empty.
 fn with_init(mut status: serde_json::Value, reason: &str, restarts: i32) -> serde_json::Value {
     let state = match reason {
         "" => json!({"terminated": {"reason": "Completed", "exitCode": 0}}),
+        "runs" => json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}}),
         reason => json!({"waiting": {"reason": reason}}),
     };
     status["initContainerStatuses"] = json!([{"name": "mesh", "image": "r/mesh:1", "imageID": "", "ready": reason.is_empty(),
-        "restartCount": restarts, "state": state}]);
+        "restartCount": restarts, "started": true, "state": state,
+        "lastState": if restarts > 0 { json!({"terminated": {"reason": "Error", "exitCode": 1}}) } else { json!({}) }}]);
     status
 }
 
@@ -249,6 +251,11 @@ fn a_pod_that_cannot_run_says_why() {
         ),
         (
             with_init(waiting("PodInitializing", None), "CrashLoopBackOff", 4),
+            Reason::CrashLoopBackOff,
+            "pod chat-1 ends again and again: see `kubectl logs chat-1 -c mesh --previous`",
+        ),
+        (
+            with_init(waiting("PodInitializing", None), "runs", 8),
             Reason::CrashLoopBackOff,
             "pod chat-1 ends again and again: see `kubectl logs chat-1 -c mesh --previous`",
         ),
@@ -328,6 +335,11 @@ fn a_pod_that_runs_for_long_and_says_nothing_is_told_of() {
     assert_eq!((silent.trouble(Side::Blue, false, soon), silent.next_trouble(soon)), (None, Some(late)));
     let trouble = silent.trouble(Side::Blue, false, late).unwrap();
     assert_eq!(trouble.reason, gantry_crds::conditions::Reason::NoReport, "{}", trouble.message);
+    assert_eq!(
+        trouble.message,
+        "pod chat-1 has run for more than 120 s, does not answer, and reports nothing: see `kubectl logs chat-1 -c server`, and whether \
+         its network lets it reach the API server"
+    );
     assert_eq!(silent.next_trouble(late), None);
     silent.are_heard_of(None);
     assert!(silent.trouble(Side::Blue, false, late).is_some());

@@ -36,8 +36,9 @@ impl Trouble {
             return Some(Self { reason: Reason::Unschedulable, message });
         }
         let status = pod.status.as_ref()?;
-        // What a policy of the cluster put before the server's container keeps it from being made.
-        let before = status.init_container_statuses.iter().flatten().filter(|container| !has_done_its_work(container));
+        // What a policy of the cluster put before the server's container keeps it from being made. One that has ended well, or runs beside
+        // the server, is ready, and no other one is.
+        let before = status.init_container_statuses.iter().flatten().filter(|container| !container.ready);
         before
             .chain(status.container_statuses.iter().flatten())
             .find_map(|container| Self::of_container(&name, container))
@@ -49,8 +50,6 @@ impl Trouble {
         let ended = [&container.state, &container.last_state]
             .into_iter()
             .find_map(|state| state.as_ref()?.terminated.as_ref()?.reason.as_deref());
-        // Of the server's own the remedy is ours to name.
-        let more_memory = if container.name == SERVER_CONTAINER { ": raise spec.resources.memory" } else { "" };
         let (reason, message) = match (waits_with, ended) {
             (Some("ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull"), _) => {
                 let image = &container.image;
@@ -58,7 +57,16 @@ impl Trouble {
                 (Reason::ImagePullBackOff, says)
             }
             (_, Some("OOMKilled")) if !container.ready => {
-                (Reason::OOMKilled, format!("took more than its memory and was ended{more_memory}"))
+                // Of the server's own the remedy is ours to name.
+                let says = match container.name.as_str() {
+                    SERVER_CONTAINER => {
+                        "took more than its memory and was ended: raise spec.resources.memory".to_owned()
+                    }
+                    other => {
+                        format!("had its container {other} ended, which took more than its memory: give that one more")
+                    }
+                };
+                (Reason::OOMKilled, says)
             }
             // Kubelet says so between two tries alone, and what lasts is not over while the next one runs.
             (Some("CrashLoopBackOff"), _) => (Reason::CrashLoopBackOff, crashes(pod, &container.name)),
@@ -121,7 +129,8 @@ impl Trouble {
     fn of_no_report(pod: &str) -> Self {
         let seconds = REPORT_TIMEOUT.as_secs();
         let message = format!(
-            "pod {pod} has run for more than {seconds} s, does not answer, and reports nothing: see `kubectl logs {pod}`, and whether its              network lets it reach the API server"
+            "pod {pod} has run for more than {seconds} s, does not answer, and reports nothing: see `kubectl logs {pod} -c {SERVER_CONTAINER}`, and \
+             whether its network lets it reach the API server"
         );
         Self { reason: Reason::NoReport, message }
     }
@@ -138,12 +147,6 @@ impl Trouble {
 
 fn crashes(pod: &str, container: &str) -> String {
     format!("ends again and again: see `kubectl logs {pod} -c {container} --previous`")
-}
-
-/// An init container that has ended well, or runs beside the others.
-fn has_done_its_work(container: &ContainerStatus) -> bool {
-    let ended = container.state.as_ref().and_then(|state| state.terminated.as_ref());
-    ended.is_some_and(|ended| ended.exit_code == 0) || container.started == Some(true)
 }
 
 /// What helps a pod to a node, by what the scheduler says of those that there are.

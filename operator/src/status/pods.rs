@@ -18,12 +18,12 @@ pub(super) fn trouble(inputs: &ServiceInputs, is_short: bool) -> Option<Trouble>
     of_cluster.or_else(|| failed(inputs)).or_else(|| if is_short { own_words() } else { None })
 }
 
-/// What pods say that have failed, with the version that answers or at bringing it back, or that bring it for long. They try
-/// again by themselves, and say the same until they have it.
+/// What pods say that have failed, with the version that answers or at bringing it back, or that have been bringing it for long.
+/// They try again by themselves, and say the same until they have it.
 fn failed(inputs: &ServiceInputs) -> Option<Trouble> {
     let says = |health: ReplicaHealth| {
-        let says = |report: &&ReplicaStatus| report.health == health && report.message.is_some();
-        let lacking: Vec<_> = silent(inputs).filter(says).collect();
+        let lacks = |report: &&ReplicaStatus| report.health == health && report.message.is_some();
+        let lacking: Vec<_> = silent(inputs).filter(lacks).collect();
         let reason = match (health, &lacking.first()?.version) {
             (ReplicaHealth::Failed, None) => Reason::GateFailed,
             (ReplicaHealth::Failed, Some(_)) => Reason::WorkerFailed,
@@ -55,6 +55,10 @@ pub(super) fn condition(inputs: &ServiceInputs, ready: usize, trouble: Option<Tr
     use ConditionType::PodsReady;
     let of_target = of_target(inputs, ready, trouble.as_ref());
     match trouble {
+        // A pod that only takes long is no trouble where there are enough others.
+        Some(trouble) if trouble.reason == Reason::WaitingForPods && count(ready) >= inputs.target_replicas => {
+            new(PodsReady, true, Reason::AsRequested, of_target)
+        }
         Some(trouble) => new(PodsReady, false, trouble.reason, of_target),
         None if count(ready) < inputs.target_replicas => new(PodsReady, false, Reason::WaitingForPods, of_target),
         None => new(PodsReady, true, Reason::AsRequested, of_target),

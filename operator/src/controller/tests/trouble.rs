@@ -50,8 +50,8 @@ async fn a_pod_that_comes_for_an_older_one_and_cannot_have_the_model_is_told() {
     });
     scene.step().await.unwrap();
     let told = format!("2 of 2 pods answer; pod chat-c: {slow}");
-    assert_eq!(scene.condition("PodsReady"), ("False".to_owned(), "WaitingForPods".to_owned(), told.clone()));
-    assert_eq!(scene.condition("Ready"), ("True".to_owned(), "AsRequested".to_owned(), told));
+    let as_requested = ("True".to_owned(), "AsRequested".to_owned(), told);
+    assert_eq!((scene.condition("PodsReady"), scene.condition("Ready")), (as_requested.clone(), as_requested));
     scene.api.edit(SERVICE, |service| service["status"]["replicas"][2]["health"] = json!("Failed"));
 
     // A worker that fails for good in a pod that had the version, beside others.
