@@ -435,7 +435,7 @@ pub struct ReplicaStatus {
     /// Memory of the serving version's worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<ReplicaMemory>,
-    /// How far the serving version's service is cut down because memory is short: the most of the last five minutes.
+    /// How far the serving version's service is cut down because memory is short: the worst level is told for five minutes beyond its end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub degradation: Option<Degradation>,
     /// What its agent can do; absent from agents of releases that did not say so.

@@ -81,7 +81,7 @@ fn is_near(measured: Option<i64>, written: Option<i64>) -> bool {
         || u128::from(moved) * 100 < u128::from(written.unsigned_abs()) * MEMORY_CHANGE_PERCENT
 }
 
-/// Which degradation is told: the worst one of the last [`DEGRADATION_TOLD`]. Memory that moves about a threshold would be two
+/// Which degradation is told: the worst one, for [`DEGRADATION_TOLD`] beyond its end. Memory that moves about a threshold would be two
 /// writes with each turn, again and again; how it is at the moment is in the metrics.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ToldDegradation {

@@ -182,13 +182,14 @@ impl Cache {
     /// # Errors
     /// The cache cannot be read, or one of them not be removed.
     pub fn remove_scratch(&self) -> io::Result<()> {
+        let mut removed = Ok(());
         for entry in fs::read_dir(self.folder.with_file_name(""))? {
             let entry = entry?;
             if entry.file_name().as_encoded_bytes().starts_with(SCRATCH_PREFIX.as_bytes()) {
-                fs::remove_dir_all(entry.path())?;
+                removed = fs::remove_dir_all(entry.path()).and(removed);
             }
         }
-        Ok(())
+        removed
     }
 
     /// Where the parts of models that are split have names.
