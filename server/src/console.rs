@@ -200,7 +200,8 @@ pub fn context_of(spec: &VersionSpec, model: &ModelInfo) -> String {
     let more = match u64::from(model.n_ctx_train) {
         trained if trained > each => {
             let all = trained.saturating_mul(at_once);
-            let alone = if at_once > 1 { "-np 1 or " } else { "" };
+            // One alone has all the cells that there are.
+            let alone = if at_once > 1 && cells >= trained { "-np 1 or " } else { "" };
             format!(
                 "; trained for {trained}: for all of it leave -c out, or say {alone}-c {all}, as far as memory allows"
             )
@@ -411,9 +412,11 @@ mod tests {
         let pool = ModelInfo { kv_cells: 8192, ..model.clone() };
         assert_eq!(context_of(&spec, &pool), "8192 tokens for each request, 4 at once, who share 8192");
         let more = ModelInfo { n_ctx_train: 1 << 20, ..model };
-        let told = "8192 tokens for each request, 4 at once; trained for 1048576: for all of it leave -c out, or say -np 1 or \
-                    -c 4194304, as far as memory allows";
+        let told = "8192 tokens for each request, 4 at once; trained for 1048576: for all of it leave -c out, or say -c 4194304, as far as \
+                    memory allows";
         assert_eq!(context_of(&spec, &more), told);
+        let enough = ModelInfo { kv_cells: 1 << 20, ..more.clone() };
+        assert!(context_of(&spec, &enough).contains("or say -np 1 or -c 4194304"), "{}", context_of(&spec, &enough));
         let one = VersionSpec { runtime: RuntimeSettings { parallel: 1, ..spec.runtime.clone() }, ..spec };
         assert!(context_of(&one, &more).contains("leave -c out, or say -c 1048576"), "{}", context_of(&one, &more));
     }

@@ -51,7 +51,9 @@ pub(crate) enum SchemaError {
     #[error("regular expression: {0}")]
     Regex(String),
     /// Following it takes more than one token may.
-    #[error("it is too complex to follow from here: {message}; simplify its patterns, lengths or alternatives")]
+    #[error(
+        "it is too complex to follow from here: {message}; simplify its patterns, lengths or alternatives, or name fewer properties that may be left out"
+    )]
     TooComplex { message: String },
     /// A token was accepted that the schema does not allow.
     #[error("it does not allow token {0} here")]

@@ -22,7 +22,7 @@ const PLACEMENT: &str = "where weights and cells are kept follows from --n-gpu-l
 const CHECKPOINTS: &str = "what of a context is kept to go on from is settled for each model";
 const FIT: &str = "context and layers that are not named are chosen to fit the memory";
 const NO_CORS: &str =
-    "--cors-origins names the pages that may ask, by GET and POST and with any header; no cookie is read";
+    "--cors-origins names the pages that may ask, by GET, POST and DELETE and with any header; no cookie is read";
 const TIMEOUT: &str = "--queue-timeout bounds a request's wait, and --drain-timeout the end";
 const ALL_OF_MESSAGES: &str = "the template gets all that messages have";
 const TOLD_APART: &str = "what a model thinks and calls is told apart from what it says";
