@@ -27,6 +27,7 @@ pub(crate) fn control_characters(metadata: &Metadata) -> Option<Finding> {
     let (key, text) = (printable(key), printable(text));
     let more = match others.len() {
         0 => String::new(),
+        1 => ", and so has another text".to_owned(),
         count => format!(", and so have {count} other texts"),
     };
     let message = format!("{key} has a control character{more}; it is shown escaped: \"{text}\"");
