@@ -399,9 +399,9 @@ fn suspects_that_nobody_waits_for_come_last_and_only_while_their_death_is_unexpl
             order.push(request.id);
             let mut memory = stage.lanes.desk.suspects();
             if convicted && request.id == 1 {
-                memory.convict(request.digest, now)
+                memory.convict(request.digest, now);
             } else {
-                memory.acquit(request.digest)
+                memory.acquit(request.digest);
             }
         }
         // Those whose death is explained need not be run.
