@@ -198,7 +198,7 @@ fn unknown_of_gates(value: &mut Value) -> Vec<String> {
         ("performance", of::<PerformanceGate>),
     ];
     for (name, read) in gates {
-        match value.pointer(&format!("/spec/rollout/gates/{name}")).map(read) {
+        match value.pointer(&format!("/spec/rollout/gates/{name}")).filter(|gate| !gate.is_null()).map(read) {
             Some(Ok(unknown)) => all.extend(unknown.into_iter().map(|path| format!("{GATES}.{name}.{path}"))),
             Some(Err(error)) => {
                 take(value, &["spec", "rollout", "gates", name]);
@@ -551,6 +551,12 @@ mod tests {
             assert!(assignment.settings.drift.is_some());
             assert_eq!(!unknown(&assignment.desired, "v2").is_empty(), noted, "{reference}");
         }
+        // One that is taken out by `null` is not asked for.
+        let mut asks = object(
+            json!({"candidateVersion": "v2", "rollout": rollout("Prepare"), "versions": [version("v2", json!({}))]}),
+        );
+        asks.data["spec"]["rollout"]["gates"] = json!({"prompts": null, "drift": null, "performance": null});
+        assert_eq!(unknown(&read(asks, &PodHas::default()).unwrap().assignment.desired, "v2"), [""; 0]);
         // A gate that cannot be read at all hides no other, and not the object.
         let mut asks = object(json!({"activeVersion": "v1", "candidateVersion": "v2", "rollout": rollout("Prepare"),
             "versions": [version("v1", json!({})), version("v2", json!({}))]}));
