@@ -78,7 +78,7 @@ async fn a_file_that_tells_of_endless_training_is_served() {
     let said = "131072 tokens for each request, 8 at once";
     await_condition("the record of what is served", async || server.log().contains(said)).await;
     assert!(
-        server.log().contains("trained for 2147483647: for all of it leave -c out, or say -np 1 or -c "),
+        server.log().contains("trained for 2147483647: for all of it leave -c out, or say -c "),
         "{}",
         server.log()
     );
