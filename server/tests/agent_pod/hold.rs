@@ -166,9 +166,7 @@ fn load(front: &Arc<Front>, counts: &Arc<Counts>) -> JoinSet<()> {
 impl Pod {
     /// The version is to be loaded in the place of what answers, and it is this pod's turn.
     fn prepare_alone(&mut self, version: &Value) {
-        self.prepare(version);
-        self.api.update(|object| {
-            let rollout = &mut object["status"]["rollout"];
+        self.prepare_with(version, |rollout| {
             (rollout["strategy"], rollout["turn"]) = (json!("HoldRequests"), json!({"pod": "chat-0"}));
         });
     }

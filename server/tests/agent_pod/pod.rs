@@ -100,6 +100,12 @@ impl Pod {
     }
 
     pub fn prepare(&mut self, version: &Value) {
+        self.prepare_with(version, |_| {});
+    }
+
+    /// Prepare with more said of the rollout, in one write: a pod begins to load beside what answers as soon as it sees
+    /// a rollout that says nothing else.
+    pub fn prepare_with(&mut self, version: &Value, change: impl FnOnce(&mut Value)) {
         self.attempts += 1;
         let attempt = self.attempts;
         self.name(version);
@@ -109,6 +115,7 @@ impl Pod {
                 "version": version["name"], "step": "Prepare", "attempt": attempt, "plan": "p",
                 "startedAt": "2026-01-01T00:00:00Z", "deadline": "2026-01-02T00:00:00Z",
             });
+            change(&mut status["rollout"]);
         });
     }
 
