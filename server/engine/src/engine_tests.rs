@@ -185,10 +185,9 @@ fn await_age(engine: &Engine, least: Duration) {
     }
 }
 
-/// Who asks whether a token can be decoded, ten times a second, hears it at once while each step takes 20 s.
+/// Who asks whether a token can be decoded, ten times a second, hears it at once while a step takes 20 s.
 #[test]
-#[ignore = "takes 40 seconds"]
-fn steps_of_twenty_seconds_are_progress() {
+fn a_step_of_twenty_seconds_is_progress() {
     let (engine, control) = engine(1, 4);
     let (sink, events) = channel();
     let over = std::sync::atomic::AtomicBool::new(false);
@@ -203,17 +202,10 @@ fn steps_of_twenty_seconds_are_progress() {
             }
             assert!(longest < Duration::from_millis(50), "{longest:?}");
         });
-        let mut gate = Some(control.gate.lock().unwrap());
+        let gate = control.gate.lock().unwrap();
         engine.submit(text("abc"), GenerationParams::greedy(40), sink).unwrap();
-        for _ in 0..2 {
-            let gate = gate.take().unwrap_or_else(|| control.gate.lock().unwrap());
-            await_age(&engine, Duration::from_secs(20));
-            drop(gate);
-            let steps = engine.stats().steps;
-            while engine.stats().steps == steps {
-                std::thread::yield_now();
-            }
-        }
+        await_age(&engine, Duration::from_secs(20));
+        drop(gate);
         assert!(matches!(terminal(&events), GenerationEvent::Finished { .. }));
         over.store(true, std::sync::atomic::Ordering::Relaxed);
     });
