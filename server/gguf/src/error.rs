@@ -293,10 +293,24 @@ pub enum Defect {
         "tensor \"{tensor}\" has the shape {found:?}, but the hyperparameters imply {expected}; convert the model again"
     )]
     WrongShape { tensor: String, found: Vec<u64>, expected: String },
-    #[error("tensor \"{tensor}\" belongs to no layer, for the model has {layers}; convert the model again")]
-    LayerBeyondModel { tensor: String, layers: u32 },
-    #[error("layer {layer} of {layers} has no tensors; the file is incomplete: convert the model again")]
-    MissingLayer { layer: u32, layers: u32 },
+    #[error("{} to no layer, for the model has {layers}; convert the model again", belong(tensor, *others))]
+    LayerBeyondModel { tensor: String, others: usize, layers: u32 },
+    #[error("{} no tensors; the file is incomplete: convert the model again", layers_have(*first, *last, *layers))]
+    MissingLayers { first: u32, last: u32, layers: u32 },
+}
+
+fn belong(tensor: &str, others: usize) -> String {
+    match others {
+        0 => format!("tensor \"{tensor}\" belongs"),
+        _ => format!("tensor \"{tensor}\" and {others} more belong"),
+    }
+}
+
+fn layers_have(first: u32, last: u32, layers: u32) -> String {
+    match last == first {
+        true => format!("layer {first} of {layers} has"),
+        false => format!("layers {first} to {last} of {layers} have"),
+    }
 }
 
 impl Defect {

@@ -563,13 +563,13 @@ fn of_defect(defect: &Defect) -> Finding {
         D::WrongShape { tensor, found, expected } => {
             one(tensor, Code::WrongShape, format!("{found:?}"), expected.clone())
         }
-        D::LayerBeyondModel { tensor, layers } => {
+        D::LayerBeyondModel { tensor, others: _, layers } => {
             one(tensor, Code::LayerBeyondModel, text("a layer beyond them"), format!("one of {layers} layers"))
         }
-        D::MissingLayer { layer, layers } => one(
-            &format!("blk.{layer}"),
+        D::MissingLayers { first, last, layers } => one(
+            &if first == last { format!("blk.{first}") } else { format!("blk.{first} to blk.{last}") },
             Code::MissingLayer,
-            text("no tensor of the layer"),
+            text("no tensor"),
             format!("tensors of all {layers} layers"),
         ),
     }

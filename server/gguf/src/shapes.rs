@@ -173,22 +173,28 @@ impl Check<'_> {
     fn layer_numbers(&mut self) {
         let layers = self.model.layers;
         let mut seen = [false; MAX_LAYERS as usize];
+        let mut beyond: Option<(&Tensor, usize)> = None;
         for tensor in self.tensors.list() {
             let Some(layer) = layer_of(tensor) else { continue };
             match usize::try_from(layer).ok().filter(|_| layer < u64::from(layers)).and_then(|at| seen.get_mut(at)) {
                 Some(seen) => *seen = true,
-                None => {
-                    let defect = Defect::LayerBeyondModel { tensor: printable(&tensor.name), layers };
-                    self.log.defect(tensor.entry_offset, defect);
-                }
+                None => beyond = Some(beyond.map_or((tensor, 0), |(first, others)| (first, others + 1))),
             }
+        }
+        if let Some((tensor, others)) = beyond {
+            let defect = Defect::LayerBeyondModel { tensor: printable(&tensor.name), others, layers };
+            self.log.defect(tensor.entry_offset, defect);
         }
         if arch::may_lack_layers(&self.model.architecture) || !self.tensors.are_all_read() {
             return;
         }
-        for (layer, _) in (0..self.needed_layers()).zip(seen).filter(|(_, seen)| !seen) {
-            self.log.defect(self.table_end, Defect::MissingLayer { layer, layers });
-            self.empty_layers.push(layer);
+        let empty = (0..self.needed_layers()).zip(seen).filter(|(_, seen)| !seen);
+        self.empty_layers = empty.map(|(layer, _)| layer).collect();
+        // A count that is too large is one finding, not one for each layer.
+        for run in self.empty_layers.chunk_by(|layer, next| layer + 1 == *next) {
+            if let (&[first, ..], &[.., last]) = (run, run) {
+                self.log.defect(self.table_end, Defect::MissingLayers { first, last, layers });
+            }
         }
     }
 

@@ -309,9 +309,10 @@ fn tensor_sets_that_are_not_the_model_are_refused() {
         "no embedding": |f| f.tensors.retain(|t| t.name != b"token_embd.weight") => Defect::MissingTensor { .. }, "token_embd";
         "no output norm": |f| f.tensors.retain(|t| t.name != b"output_norm.weight") => Defect::MissingTensor { .. }, "output_norm";
         "no attn_v": |f| f.tensors.retain(|t| t.name != b"blk.1.attn_v.weight") => Defect::MissingTensor { .. }, "blk.1.attn_v";
-        "layer missing": |f| f.tensors.retain(|t| !t.name.starts_with(b"blk.0.")) => Defect::MissingLayer { layer: 0, .. }, "layer 0 of 2";
-        "more layers than tensors": |f| f.number("llama.block_count", 3) => Defect::MissingLayer { layer: 2, .. }, "layer 2 of 3";
-        "fewer layers than tensors": |f| f.number("llama.block_count", 1) => Defect::LayerBeyondModel { .. }, "blk.1";
+        "layer missing": |f| f.tensors.retain(|t| !t.name.starts_with(b"blk.0.")) => Defect::MissingLayers { first: 0, last: 0, .. }, "layer 0 of 2";
+        "more layers than tensors": |f| f.number("llama.block_count", 3) => Defect::MissingLayers { first: 2, last: 2, .. }, "layer 2 of 3";
+        "many more layers than tensors": |f| f.number("llama.block_count", 400) => Defect::MissingLayers { first: 2, last: 399, .. }, "layers 2 to 399 of 400 have";
+        "fewer layers than tensors": |f| f.number("llama.block_count", 1) => Defect::LayerBeyondModel { others: 8, .. }, "blk.1";
         "layer 2^64": |f| f.named("blk.1.attn_q.weight").name = b"blk.18446744073709551616.attn_q.weight".into() => Defect::LayerBeyondModel { .. }, "blk.1844";
         "layer -1": |f| f.named("blk.1.attn_q.weight").name = b"blk.-1.attn_q.weight".into() => Defect::LayerBeyondModel { .. }, "blk.-1";
         "vocabulary and embedding differ": |f| f.named("token_embd.weight").shape = vec![40 * 32, 2] => Defect::WrongShape { .. }, "[64, 40]";
