@@ -65,7 +65,8 @@ fn default_params() -> Value {
         "dry_multiplier": dry.multiplier,
         "dry_base": dry.base,
         "dry_allowed_length": dry.allowed_length,
-        "dry_penalty_last_n": dry.penalty_last_n,
+        // All of the text, as llama-server writes it.
+        "dry_penalty_last_n": if dry.penalty_last_n == 0 { -1 } else { i64::from(dry.penalty_last_n) },
         "dry_sequence_breakers": dry.sequence_breakers,
         "ignore_eos": ignore_eos,
         "max_tokens": -1,

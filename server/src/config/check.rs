@@ -156,7 +156,7 @@ impl Check {
             Ok(_) => "is a pipe, a device or a socket".to_owned(),
             Err(error) if error.kind() == ErrorKind::NotFound => match path.read_link() {
                 Ok(target) => format!("is a link to {target:?}, which is not there"),
-                Err(_) => "is not there: no such file".to_owned(),
+                Err(_) => "is not there".to_owned(),
             },
             Err(error) => format!("cannot be looked at: {error}"),
         };

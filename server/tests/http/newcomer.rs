@@ -192,15 +192,15 @@ fn mistakes_are_told_where_they_were_made() {
     std::os::unix::fs::symlink("gone.gguf", &nowhere).unwrap();
     let nowhere = nowhere.to_str().unwrap();
     for (line, variables, code, says) in [
-        (&["./missing.gguf"][..], &[][..], 2, "\"./missing.gguf\" is not there: no such file"),
-        (&["./missing"], &[], 2, "\"./missing\" is not there: no such file"),
+        (&["./missing.gguf"][..], &[][..], 2, "\"./missing.gguf\" is not there"),
+        (&["./missing"], &[], 2, "\"./missing\" is not there"),
         (&["/tmp"], &[], 2, "\"/tmp\" is a directory"),
         (&["tests"], &[], 2, "\"tests\" is a directory: name the file in it"),
         (&[nowhere], &[], 2, "is a link to \"gone.gguf\", which is not there"),
         (&["run", "llama3"], &[], 2, "'run' is no command"),
         (&["validate", file, "--header-only", "-fa", "on"], &[], 0, "warning: '-fa' changes nothing here"),
         (&["validate", "/tmp"], &[], 2, "\"/tmp\" is a directory: name the file in it"),
-        (&["validate", "./missing.gguf"], &[], 2, "\"./missing.gguf\" is not there: no such file"),
+        (&["validate", "./missing.gguf"], &[], 2, "\"./missing.gguf\" is not there"),
         (&["validate", "/dev/null"], &[], 2, "\"/dev/null\" is a pipe, a device or a socket"),
         (&[], &missing, 2, "GANTRY_MODEL, which stands for --model, must be a readable file"),
         (&[], &[("LLAMA_ARG_MODEL", "./gone.gguf")], 2, "LLAMA_ARG_MODEL, which stands for --model, must be"),

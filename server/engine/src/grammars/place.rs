@@ -116,7 +116,8 @@ fn check_keywords(keywords: &Map<String, Value>, multiples: &mut Multiples) -> R
     let most = if counted { MAX_COUNTED_PROPERTIES } else { MAX_SCHEMA_PROPERTIES };
     let properties = count("properties") + count("patternProperties");
     if properties > most {
-        return Err(format!("an object names at most {most} properties here, not {properties}"));
+        let why = if counted { " where 'minProperties' or 'maxProperties' counts them" } else { "" };
+        return Err(format!("an object names at most {most} properties{why}, not {properties}"));
     }
     let names = count("patternProperties");
     let patterns = keywords.get("patternProperties").and_then(Value::as_object).into_iter().flat_map(Map::keys);
