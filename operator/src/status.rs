@@ -239,7 +239,7 @@ fn up_to_date(inputs: &ServiceInputs) -> NewCondition {
     let state = inputs.state;
     let spec = match inputs.spec {
         Ok(spec) => spec,
-        Err(problems) => return new(UpToDate, false, problem_reason(problems), problems.to_string()),
+        Err(problems) => return new(UpToDate, false, problem_reason(problems), NOT_CARRIED_OUT),
     };
     let wanted = &spec.wanted;
     let is_active = state.active.as_deref() == Some(wanted.name.as_str());
@@ -309,6 +309,9 @@ fn latch(state: &RolloutState) -> (Reason, String) {
     (reason, format!("{} {verb}: {}", rejected.version, rejected.message))
 }
 
+/// What the other conditions say where Supported has the sentences: each stands once.
+const NOT_CARRIED_OUT: &str = "the spec as it stands changes nothing: the condition Supported says why";
+
 fn problem_reason(problems: &Problems) -> Reason {
     if problems.any_invalid() { Reason::InvalidSpec } else { Reason::NotSupported }
 }
@@ -321,7 +324,7 @@ fn stalled(inputs: &ServiceInputs, trouble: Option<&Trouble>) -> NewCondition {
         return new(Stalled, true, unwritten.reason(), &unwritten.message);
     }
     match inputs.spec {
-        Err(problems) => new(Stalled, true, problem_reason(problems), problems.to_string()),
+        Err(problems) => new(Stalled, true, problem_reason(problems), NOT_CARRIED_OUT),
         Ok(spec) if stands_still(inputs.state) && is_latched(inputs.state, &spec.wanted) => {
             let (reason, message) = latch(inputs.state);
             new(Stalled, true, reason, message)
