@@ -87,8 +87,11 @@ make_model() { # make_model NAME ARGUMENT... -- TYPE...: NAME.TYPE.gguf, quantis
 make_models() {
   make_model qwen-shape -- q4_0 q8_0
   make_model qwen-shape-repeating --phrase-tokens 24 -- q4_0
-  hack/models.sh smollm2
-  ln -sf "$root/$(hack/models.sh --path smollm2)" "$models/"
+  local name
+  for name in smollm2 gemma3; do
+    hack/models.sh $name
+    ln -sf "$root/$(hack/models.sh --path $name)" "$models/"
+  done
 }
 
 own_programs() { cargo build --release --locked --package gantry-server --package gantry-bench --bins; }

@@ -20,6 +20,8 @@ pub enum Model {
     Demo,
     /// SmolLM2-135M-Instruct in Q4_1, a real model.
     SmolLm2,
+    /// Gemma 3 270M in Q4_K_M, a real model whose vocabulary has 262,144 tokens and whose layers look at a window.
+    Gemma3,
 }
 
 impl Model {
@@ -32,6 +34,7 @@ impl Model {
             Self::Repeating => "qwen-shape-repeating.q4_0.gguf",
             Self::Demo => "demo-v2.q8_0.gguf",
             Self::SmolLm2 => "SmolLM2-135M-Instruct.Q4_1.gguf",
+            Self::Gemma3 => "gemma-3-270m-q4_k_m.gguf",
         }
     }
 }
@@ -138,6 +141,7 @@ pub fn all(quick: bool) -> Vec<Load> {
         ),
         ready("ready-smollm2", "the same with SmolLM2-135M-Instruct", Model::SmolLm2, quick),
         chats_smollm2(quick),
+        texts_gemma3(quick),
         single(quick),
         single_q8(quick),
         lookup(quick),
@@ -223,6 +227,22 @@ fn chats_smollm2(quick: bool) -> Load {
         repeats: 3,
         with_peer: true,
         watches_memory: false,
+    }
+}
+
+/// Texts that a real model without chats goes on with.
+fn texts_gemma3(quick: bool) -> Load {
+    Load {
+        name: "texts-gemma3",
+        title: "8 streams, 64 words in, 64 out, with Gemma 3 270M",
+        model: Model::Gemma3,
+        drive: Drive::Closed {
+            streams: 8,
+            requests: size(quick, 64, 8),
+            prompts: Prompts::Words { shared: 0, own: size(quick, 64, 8) },
+            max_tokens: size(quick, 64, 16),
+        },
+        ..chats_smollm2(quick)
     }
 }
 
