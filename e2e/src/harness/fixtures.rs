@@ -61,7 +61,10 @@ where
     api.patch(name, &params, &Patch::Apply(object)).await.with_context(|| format!("{name} could not be applied"))
 }
 
-fn restricted_pod(name: &str, arguments: &[&str]) -> Value {
+/// A pod as namespaces that enforce the standard "restricted" admit it: the e2e image with these arguments, ready once `/healthz`
+/// of its port answers.
+#[must_use]
+pub fn restricted_pod(name: &str, arguments: &[&str]) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": name, "labels": {"app.kubernetes.io/name": name}},

@@ -1,4 +1,4 @@
-//! Nothing that is deleted waits for the operator: it may be gone, as after `helm uninstall`.
+//! Nothing that is deleted waits for the operator: after `helm uninstall` it is gone.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use gantry_crds::OLD_FINALIZER;
 use gantry_e2e::{
     harness::{
-        Cluster, OPERATOR_SELECTOR, SYSTEM_NAMESPACE,
+        Cluster, OPERATOR_SELECTOR, RELEASE, SYSTEM_NAMESPACE,
         fixtures::{ModelStore, ServiceFixture, golden_prompts_config_map},
         namespace::{TestNamespace, with_temp_ns},
         say,
@@ -16,15 +16,12 @@ use gantry_e2e::{
     load::{ask, http_client},
     models::{DemoModel, Question, Since},
 };
-use k8s_openapi::api::{
-    apps::v1::Deployment,
-    core::v1::{Namespace, Pod},
-};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::{
@@ -32,26 +29,24 @@ use crate::{
     lifecycle::{DELETE_TIMEOUT, children},
 };
 
-/// The operator's Deployment with as many pods as it is told, once there are so many.
-async fn scale_operator(cluster: &Cluster, replicas: i32) -> Result<()> {
-    let (client, operators) = (cluster.client.clone(), ListParams::default().labels(OPERATOR_SELECTOR));
-    let deployments: Api<Deployment> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let name = deployments.list(&operators).await?.items.first().context("no Deployment of the operator")?.name_any();
-    let change = Patch::Merge(json!({"spec": {"replicas": replicas}}));
-    deployments.patch(&name, &PatchParams::default(), &change).await?;
-    let pods: Api<Pod> = Api::namespaced(client, SYSTEM_NAMESPACE);
-    poll("the operator is scaled", ROLLOUT_TIMEOUT, Duration::from_millis(200), async || {
+/// `helm uninstall`, once the operator's pods are gone; the revision that was installed.
+async fn uninstall(cluster: &Cluster) -> Result<String> {
+    let status = cluster.helm(&["status", RELEASE, "--namespace", SYSTEM_NAMESPACE, "--output", "json"]).await?;
+    let revision = serde_json::from_str::<Value>(&status)?["version"].to_string();
+    cluster.helm(&["uninstall", RELEASE, "--namespace", SYSTEM_NAMESPACE, "--keep-history", "--wait"]).await?;
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), SYSTEM_NAMESPACE);
+    let operators = ListParams::default().labels(OPERATOR_SELECTOR);
+    poll("the operator is gone", ROLLOUT_TIMEOUT, Duration::from_millis(200), async || {
         let there = pods.list(&operators).await?.items.len();
-        let ready = deployments.get(&name).await?.status.and_then(|status| status.ready_replicas).unwrap_or(0);
-        let wanted = usize::try_from(replicas)?;
-        Ok(Check::when(there == wanted && ready == replicas, || format!("{there} pods, {ready} ready")))
+        Ok(Check::when(there == 0, || format!("{there} pods")))
     })
-    .await
+    .await?;
+    Ok(revision)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a cluster: make test"]
-async fn without_the_operator_a_service_and_a_namespace_go_and_streams_end_whole() -> Result<()> {
+async fn after_helm_uninstall_a_service_and_a_namespace_go_and_streams_end_whole() -> Result<()> {
     with_temp_ns("orphaned", async |namespace| {
         let model = ModelStore::on(&namespace.cluster).await?.model(DemoModel::V1)?;
         golden_prompts_config_map(namespace).await?;
@@ -60,10 +55,12 @@ async fn without_the_operator_a_service_and_a_namespace_go_and_streams_end_whole
         let first = TestService::start(namespace, long, &model).await?;
         let second = TestService::start(namespace, ServiceFixture { name: "other", ..small }, &model).await?;
 
-        scale_operator(&namespace.cluster, 0).await?;
+        let cluster = &namespace.cluster;
+        let revision = uninstall(cluster).await?;
         let gone = everything_goes(namespace, &first, &second).await;
-        let back = scale_operator(&namespace.cluster, 1).await.context("the operator could not be put back");
-        gone.and(back)
+        let rollback = ["rollback", RELEASE, &revision, "--namespace", SYSTEM_NAMESPACE, "--wait"];
+        let back = cluster.helm(&rollback).await.context("the chart could not be installed again");
+        gone.and(back.map(drop))
     })
     .await
 }

@@ -21,5 +21,6 @@ mod monitoring;
 mod plugin;
 mod rejections;
 mod swap;
+mod troubles;
 mod y_scale;
 mod z_audit;

@@ -34,7 +34,7 @@ const CREATED_AT_ONCE: usize = 16;
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Longest time from the end of an operator until the next one has looked at all of them. On two cores that have the control
 /// plane and everything else on them it takes 6 s.
-const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
+const RESTART_TIMEOUT: Duration = Duration::from_secs(20);
 /// Most memory that an operator with all of them ever had, its first list included; the chart gives it 128 MiB.
 const OPERATOR_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
