@@ -107,7 +107,11 @@ impl ApiServer {
         let mut object = self.0.object.subscribe();
         let found = object.wait_for(|object| wanted(&entry(object)));
         match tokio::time::timeout(PATIENCE, found).await {
-            Ok(object) => entry(&object.unwrap()),
+            Ok(object) => {
+                let found = entry(&object.unwrap());
+                assert_gates_named_once(&found);
+                found
+            }
             Err(_) => panic!("{what} did not come; the entry is {:#}", entry(&self.object())),
         }
     }
@@ -190,6 +194,16 @@ fn apply(object: &mut Value, entry: Value) {
     let replicas = object["status"]["replicas"].as_array().cloned().unwrap_or_default();
     let others = replicas.into_iter().filter(|other| other["pod"] != entry["pod"]);
     object["status"]["replicas"] = others.chain([entry.clone()]).collect();
+}
+
+/// Whoever shows a gate's message names the gate before it.
+fn assert_gates_named_once(entry: &Value) {
+    for gate in entry["candidate"]["gates"].as_array().into_iter().flatten() {
+        let (name, message) = (gate["name"].as_str().unwrap(), gate["message"].as_str().unwrap_or_default());
+        let again = [format!("{name}:"), format!("{name} gate"), format!("gate {name}")];
+        let again = again.iter().any(|again| message.to_lowercase().contains(&again.to_lowercase()));
+        assert!(!again, "{message:?} repeats its gate {name}");
+    }
 }
 
 fn entry(object: &Value) -> Value {
