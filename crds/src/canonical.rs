@@ -7,6 +7,7 @@
 use crate::{
     inference_service::{
         CacheSpec, DriftGate, GatesSpec, MemoryGate, PerformanceGate, PromptsGate, ResourcesSpec, SchedulingSpec,
+        ShadowGate,
     },
     quantity,
     runtime::{EmbeddingsSpec, GpuSplitSpec, PrefixCacheSpec, RuntimeSpec},
@@ -126,12 +127,16 @@ impl GatesSpec {
         let timed = |PerformanceGate { min_decode_ratio }: PerformanceGate| PerformanceGate {
             min_decode_ratio: min_decode_ratio.map(|ratio| ratio.canonical()),
         };
+        let copied = |ShadowGate { sample_percent, duration }: ShadowGate| ShadowGate {
+            sample_percent,
+            duration: duration.canonical(),
+        };
         Self {
             memory: MemoryGate { headroom: headroom.canonical() },
             prompts: prompts.map(golden),
             drift: drift.map(compared),
             performance: performance.map(timed),
-            shadow,
+            shadow: shadow.map(copied),
         }
     }
 }

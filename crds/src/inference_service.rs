@@ -359,6 +359,8 @@ pub enum DispatchStrategy {
 #[x_kube(
     validation = Rule::new("duration(self.drainTimeout) <= duration('24h')").message("spec.rollout.drainTimeout: use at most 24h"),
     validation = Rule::new("self.strategy in ['Auto', 'InPlaceSwap'] || !has(self.gates.performance)").message("spec.rollout.gates.performance: it is measured beside the active model, which BlueGreen and HoldRequests do not keep in the pod; use Auto or InPlaceSwap, or leave it out"),
+    validation = Rule::new("self.strategy in ['Auto', 'InPlaceSwap'] || !has(self.gates.shadow)").message("spec.rollout.gates.shadow: it is measured beside the active model, which BlueGreen and HoldRequests do not keep in the pod; use Auto or InPlaceSwap, or leave it out"),
+    validation = Rule::new("!has(self.gates.shadow) || duration(self.gates.shadow.duration) <= duration(self.progressDeadline)").message("spec.rollout.gates.shadow.duration: use at most spec.rollout.progressDeadline, or a longer progressDeadline"),
     validation = Rule::new("self.strategy in ['Auto', 'InPlaceSwap'] || !has(self.gates.drift)").message("spec.rollout.gates.drift: it is measured beside the active model, which BlueGreen and HoldRequests do not keep in the pod; use Auto or InPlaceSwap, or leave it out"),
     validation = Rule::new("self.strategy in ['Auto', 'InPlaceSwap'] || !has(self.canary)").message("spec.rollout.canary: a share of the requests goes to the new model while the active one answers the rest, and BlueGreen and HoldRequests do not keep both in a pod; use Auto or InPlaceSwap, or leave it out")
 )]
@@ -443,7 +445,6 @@ pub enum RolloutStrategy {
 /// What a model must pass before one request reaches it.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("!has(self.shadow)").message("spec.rollout.gates: this release carries out memory, prompts, drift and performance; leave shadow out"))]
 pub struct GatesSpec {
     /// It must fit into memory beside the active one.
     #[serde(default)]
@@ -458,7 +459,8 @@ pub struct GatesSpec {
     /// It must generate about as fast as the active version. A first version has none to be compared with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub performance: Option<PerformanceGate>,
-    /// It must do well on a copy of live requests. Not supported yet.
+    /// It must agree with the active version on a copy of live requests, by the limits of the drift gate, and take all of them. A
+    /// first version has none to be compared with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow: Option<ShadowGate>,
 }
@@ -541,14 +543,15 @@ pub struct PerformanceGate {
     pub min_decode_ratio: Option<Ratio>,
 }
 
-/// The shadow gate: live requests are copied to the new model, whose answers nobody sees.
+/// The shadow gate: after the active model has answered a live request, both models are asked it once more, and nobody sees what they say.
+/// It is measured in pods that hold both models, so not with the strategies BlueGreen and HoldRequests, after all other requests.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShadowGate {
-    /// Share of the requests that are copied, in percent.
+    /// Share of the requests that are copied, in percent. While one is compared, others are left out.
     #[x_kube(validation = Rule::new("self >= 1 && self <= 100").message("spec.rollout.gates.shadow.samplePercent: use a number from 1 to 100"))]
     pub sample_percent: u32,
-    /// How long.
+    /// How long, spec.rollout.progressDeadline at most. Where no request comes in that time, nothing is judged.
     pub duration: DurationString,
 }
 

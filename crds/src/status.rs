@@ -496,9 +496,9 @@ impl AgentStatus {
     /// What this release's agents can do.
     #[must_use]
     pub fn of_this_release() -> Self {
-        use GateName::{Digest, Drift, Fetch, Format, Load, Memory, Performance, Prompts, Template};
+        use GateName::{Digest, Drift, Fetch, Format, Load, Memory, Performance, Prompts, Shadow, Template};
         Self {
-            gates: vec![Fetch, Digest, Format, Memory, Template, Load, Prompts, Drift, Performance],
+            gates: vec![Fetch, Digest, Format, Memory, Template, Load, Prompts, Drift, Performance, Shadow],
             strategies: vec![StrategyName::InPlaceSwap, StrategyName::BlueGreen, StrategyName::HoldRequests],
             signals: RollbackSignals::NAMES.map(str::to_owned).to_vec(),
             canary: true,

@@ -16,8 +16,8 @@ use gantry_crds::{
     address::{credential, is_pinned},
     inference_service::{
         CANARY_STEPS_MAX, CacheMode, CanarySpec, DriftGate, DriftReference, GatesSpec, ModelSpec, OBJECT_NAME_RULE,
-        PerformanceGate, PodSpec, PrefixCacheSpec, PromptsGate, RollbackSignals, RolloutStrategy, RuntimeSpec,
-        SourceSpec, cache_bytes, is_object_name,
+        PerformanceGate, PodSpec, PrefixCacheSpec, PromptsGate, RollbackSignals, RolloutSpec, RolloutStrategy,
+        RuntimeSpec, ShadowGate, SourceSpec, cache_bytes, is_object_name,
     },
     revision::{is_same, judged_by, version_name},
     scalars::{Percent, PositiveQuantity, Ratio},
@@ -328,6 +328,9 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
     if let Some(performance) = &spec.rollout.gates.performance {
         problems.performance(performance, spec.rollout.strategy);
     }
+    if let Some(shadow) = &spec.rollout.gates.shadow {
+        problems.shadow(shadow, &spec.rollout);
+    }
     let canary = spec.rollout.canary.as_ref().map(|canary| problems.canary(canary, spec.rollout.strategy));
     let progress_deadline = problems.parsed("spec.rollout.progressDeadline", spec.rollout.progress_deadline.to_std());
     let valid = ValidService {
@@ -361,7 +364,9 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
 
 fn comparing(gates: &GatesSpec) -> Vec<GateName> {
     let drift = gates.drift.as_ref().map(|_| GateName::Drift);
-    drift.into_iter().chain(gates.performance.as_ref().map(|_| GateName::Performance)).collect()
+    let performance = gates.performance.as_ref().map(|_| GateName::Performance);
+    let shadow = gates.shadow.as_ref().map(|_| GateName::Shadow);
+    [drift, performance, shadow].into_iter().flatten().collect()
 }
 
 fn prompts_config_map(gate: &PromptsGate) -> String {
@@ -514,6 +519,21 @@ impl Collector {
         self.beside_the_active_one(PERFORMANCE, strategy);
     }
 
+    fn shadow(&mut self, gate: &ShadowGate, rollout: &RolloutSpec) {
+        const SHADOW: &str = "spec.rollout.gates.shadow";
+        if !(1..=100).contains(&gate.sample_percent) {
+            self.invalid(SHADOW, "samplePercent: use a number from 1 to 100");
+        }
+        match (gate.duration.to_std(), rollout.progress_deadline.to_std()) {
+            (Err(error), _) => self.invalid(SHADOW, format!("duration: {error}")),
+            (Ok(duration), Ok(most)) if duration > most => {
+                self.invalid(SHADOW, "duration: use at most spec.rollout.progressDeadline, or a longer progressDeadline");
+            }
+            (Ok(_), _) => {}
+        }
+        self.beside_the_active_one(SHADOW, rollout.strategy);
+    }
+
     fn beside_the_active_one(&mut self, gate: &'static str, strategy: RolloutStrategy) {
         if matches!(strategy, RolloutStrategy::BlueGreen | RolloutStrategy::HoldRequests) {
             self.invalid(
@@ -619,9 +639,7 @@ impl Collector {
     }
 
     fn unsupported_fields(&mut self, spec: &InferenceServiceSpec) {
-        let gates = &spec.rollout.gates;
         self.not_supported(spec.cache.mode != CacheMode::None, "spec.cache.mode", "use None");
-        self.not_supported(gates.shadow.is_some(), "spec.rollout.gates.shadow", "use gates.prompts to check answers");
     }
 }
 
@@ -700,11 +718,6 @@ mod tests {
                 "spec.rollout.gates.drift",
                 "reference: use Active",
             ),
-            (
-                json!({"rollout": {"gates": {"shadow": {"samplePercent": 5, "duration": "5m"}}}}),
-                "spec.rollout.gates.shadow",
-                "prompts",
-            ),
             (source(json!({"uri": "gs://b/a.gguf"})), "spec.model.source.uri", "https://"),
             (source(json!({"uri": "azure://b/a.gguf"})), "spec.model.source.uri", "https://"),
             (json!({"cache": {"mode": "Node"}}), "spec.cache.mode", "None"),
@@ -761,7 +774,8 @@ mod tests {
             "runtime": {"gpuMemory": "20Gi", "prefixCache": {"memory": "all", "disk": "1024Mi", "ttl": "0s"}, "speculative": {"draft": {"uri": "https://h/d.gguf"}}},
             "scheduling": {"queueTimeout": "never"},
             "api": {"responseStore": {"ttl": "long"}},
-            "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}, "performance": {"minDecodeRatio": "fast"}},
+            "rollout": {"progressDeadline": "soon", "gates": {"memory": {"headroom": "200%"}, "performance": {"minDecodeRatio": "fast"},
+                "shadow": {"samplePercent": 0, "duration": "16m"}},
                 "rollback": {"signals": {"errorRate": "much"}}},
         })))
         .unwrap_err();
@@ -783,6 +797,7 @@ mod tests {
             "spec.api.responseStore.ttl",
             "spec.rollout.gates.memory.headroom",
             "spec.rollout.gates.performance",
+            "spec.rollout.gates.shadow",
             "spec.rollout.rollback.signals",
         ] {
             assert!(fields.contains(&field), "{field} in {problems}");

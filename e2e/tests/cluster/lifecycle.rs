@@ -309,8 +309,12 @@ fn invalid_specs() -> Vec<(Value, &'static str)> {
         (rollout(canary("Auto", &[("5", "5m")])), "a percentage from 0% to 100%"),
         (rollout(canary("Auto", &[("5%", "0s")])), "a duration such as 30s, 15m or 1h30m"),
         (
-            rollout(json!({"gates": {"shadow": {"samplePercent": 5, "duration": "5m"}}})),
-            "carries out memory, prompts, drift and performance",
+            rollout(json!({"strategy": "BlueGreen", "gates": {"shadow": {"samplePercent": 5, "duration": "5m"}}})),
+            "use Auto or InPlaceSwap",
+        ),
+        (
+            rollout(json!({"gates": {"shadow": {"samplePercent": 5, "duration": "16m"}}})),
+            "spec.rollout.gates.shadow.duration: use at most spec.rollout.progressDeadline",
         ),
         (
             rollout(json!({"rollback": {"signals": {}}})),

@@ -172,6 +172,35 @@ async fn a_model_that_predicts_otherwise_or_is_too_slow_is_rejected_and_the_same
     .await
 }
 
+/// The load is all that tells them apart.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: make test"]
+async fn a_model_that_predicts_otherwise_on_live_requests_is_rejected() -> Result<()> {
+    with_temp_ns("shadow", async |namespace| {
+        let store = ModelStore::on(&namespace.cluster).await?;
+        let (v2, bad) = (store.model(DemoModel::V2)?, store.model(DemoModel::V3Bad)?);
+        let four_bits = store.model(DemoModel::V2InFourBits)?;
+        let fixture = ServiceFixture { min_pass: None, ..ServiceFixture::default() };
+        let service = TestService::start(namespace, fixture, &v2).await?;
+        let pods = service.identities().await?;
+        let shadow = serde_json::json!({"samplePercent": 100, "duration": "20s"});
+        service.patch(serde_json::json!({"spec": {"rollout": {"gates": {"shadow": shadow}}}})).await?;
+        let says = which_version().expected;
+        let load = light_load(&service, &[(&v2, &says), (&four_bits, &says)]).await?;
+
+        let rejected = ensure_rejected(&service, &v2, &bad, GateName::Shadow).await?;
+        ensure!(rejected.message.contains("spec.rollout.gates.drift."), "the limit is not named: {rejected:?}");
+        service.set_model(&four_bits).await?;
+        service.await_switched(&four_bits, ROLLOUT_TIMEOUT).await?;
+
+        let report = load.finish().await?;
+        say(report.summary());
+        report.ensure_no_failure()?;
+        service.ensure_same_pods(&pods).await
+    })
+    .await
+}
+
 fn timed(min_decode_ratio: &str) -> serde_json::Value {
     serde_json::json!({"spec": {"rollout": {"gates": {"performance": {"minDecodeRatio": min_decode_ratio}}}}})
 }

@@ -437,14 +437,20 @@ async fn a_pod_that_answers_with_another_version_is_named() {
 async fn what_is_not_supported_changes_nothing_but_the_status() {
     let mut scene = Scene::serving().await;
     scene.api.edit(SERVICE, |service| {
-        service["spec"]["rollout"]["gates"]["shadow"] = json!({"samplePercent": 5, "duration": "5m"});
+        service["spec"]["rollout"]["gates"]["drift"] = json!({"reference": "Golden"});
         service["spec"]["replicas"] = json!(5);
     });
     scene.step().await.unwrap();
     assert_eq!(scene.api.writes(), [STATUS, EVENTS]);
     let (status, reason, message) = scene.condition("Supported");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "NotSupported"));
-    assert_eq!(message, "spec.rollout.gates.shadow is not supported yet: use gates.prompts to check answers");
+    assert_eq!(message, "spec.rollout.gates.drift is not supported yet: reference: use Active");
+    // One condition says so; the others say where.
+    let others = ["UpToDate", "Ready", "Stalled"].map(|type_| scene.condition(type_));
+    for (_, reason, message) in others {
+        assert_eq!(reason, "NotSupported");
+        assert_eq!(message, "the spec as it stands changes nothing: the condition Supported says why");
+    }
     assert_eq!(scene.condition("Available").0, "True");
     scene.step().await.unwrap();
     assert_eq!(scene.api.requests().len(), 0);

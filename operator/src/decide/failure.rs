@@ -35,8 +35,8 @@ impl Failure {
             (None, None) => format!("{at} gave no reason: see the pod's log"),
         };
         // What these gates say of a model ends with what to do about it.
-        use GateName::{Drift, Memory, Performance, Prompts, Template};
-        let advises = matches!(name, Memory | Template | Prompts | Drift | Performance);
+        use GateName::{Drift, Memory, Performance, Prompts, Shadow, Template};
+        let advises = matches!(name, Memory | Template | Prompts | Drift | Performance | Shadow);
         let message = if advises && why.is_some() { limits::message(&message) } else { with_action(name, &message) };
         Some(Self { gate: name, value, message })
     }

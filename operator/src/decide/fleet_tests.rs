@@ -377,9 +377,12 @@ fn an_agent_that_does_not_know_a_gate_does_not_pass_for_one_that_asked_it() {
     scene.pod("b", |report| report.agent = Some(newer.clone()));
     assert!(matches!(scene.step(), Some(Transition::Committed { .. })), "one that knows more knows enough");
     // Nor does one that compares nothing pass for one that has compared.
-    for (gate, named) in [("drift", "Drift"), ("performance", "Performance")] {
+    let shadow = json!({"samplePercent": 5, "duration": "5m"});
+    for (gate, named, asked) in
+        [("drift", "Drift", json!({})), ("performance", "Performance", json!({})), ("shadow", "Shadow", shadow)]
+    {
         let mut scene = Scene::served_by(&["a", "b"]);
-        scene.spec = Some(spec_with(2, json!({"gates": {gate: {}}})));
+        scene.spec = Some(spec_with(2, json!({"gates": {gate: asked}})));
         scene.step();
         prepare(&mut scene, &["a", "b"]);
         scene.all(|report| report.agent = Some(unknowing.clone()));

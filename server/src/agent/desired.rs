@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use gantry_crds::InferenceService;
 use gantry_crds::inference_service::{
     DispatchStrategy as SpecDispatch, DriftGate, MemoryGate, PerformanceGate, PromptsGate, RollbackSignals,
-    RuntimeSpec, SIGNALS_MIN_SAMPLES_DEFAULT, SIGNALS_WINDOW_DEFAULT, SchedulingSpec, cache_bytes,
+    RuntimeSpec, SIGNALS_MIN_SAMPLES_DEFAULT, SIGNALS_WINDOW_DEFAULT, SchedulingSpec, ShadowGate, cache_bytes,
 };
 use gantry_crds::scalars::{DurationString, Percent};
 use gantry_crds::status::{NamedVersion, RolloutStatus, RolloutStep, Side};
@@ -106,12 +106,11 @@ pub fn read(object: DynamicObject, has: &PodHas) -> Result<Asked, InvalidObject>
 }
 
 /// Fields that no agent reads, and whose values are those of other programs.
-const OTHERS: [&[&str]; 9] = [
+const OTHERS: [&[&str]; 8] = [
     &["status", "rejected"],
     &["status", "conditions"],
     &["spec", "rollout", "strategy"],
     &["spec", "rollout", "canary"],
-    &["spec", "rollout", "gates", "shadow"],
     &["spec", "rollout", "rollback"],
     &["spec", "pod"],
     &["spec", "cache", "mode"],
@@ -191,11 +190,12 @@ fn unknown_of_gates(value: &mut Value) -> Vec<String> {
         take(value, &["spec", "rollout", "gates", "drift", "reference"]);
         all.push(format!("{GATES}.drift.reference"));
     }
-    let gates: [(&str, Read); 4] = [
+    let gates: [(&str, Read); 5] = [
         ("memory", of::<MemoryGate>),
         ("prompts", of::<PromptsGate>),
         ("drift", of::<DriftGate>),
         ("performance", of::<PerformanceGate>),
+        ("shadow", of::<ShadowGate>),
     ];
     for (name, read) in gates {
         match value.pointer(&format!("/spec/rollout/gates/{name}")).filter(|gate| !gate.is_null()).map(read) {
@@ -238,6 +238,7 @@ fn settings(service: &InferenceService, volume_bytes: Option<u64>, kept_prefix_b
         prompts: gates.prompts.clone(),
         drift: gates.drift.clone(),
         performance: gates.performance.clone(),
+        shadow: gates.shadow.clone(),
         scheduling: scheduling(&spec.scheduling),
         drain_timeout: spec.rollout.drain_timeout.to_std().inspect_err(|e| warn(e)).unwrap_or(fallback.drain_timeout),
         cache_limit_bytes: Some((volume - volume / CACHE_MARGIN_DIVISOR).saturating_sub(kept_prefix_bytes)),
@@ -555,7 +556,7 @@ mod tests {
         let mut asks = object(
             json!({"candidateVersion": "v2", "rollout": rollout("Prepare"), "versions": [version("v2", json!({}))]}),
         );
-        asks.data["spec"]["rollout"]["gates"] = json!({"prompts": null, "drift": null, "performance": null});
+        asks.data["spec"]["rollout"]["gates"] = json!({"prompts": null, "drift": null, "performance": null, "shadow": null});
         assert_eq!(unknown(&read(asks, &PodHas::default()).unwrap().assignment.desired, "v2"), [""; 0]);
         // A gate that cannot be read at all hides no other, and not the object.
         let mut asks = object(json!({"activeVersion": "v1", "candidateVersion": "v2", "rollout": rollout("Prepare"),

@@ -298,9 +298,9 @@ pub async fn measure(
             questions.extend(of_release(reference));
             has_all = true;
         }
-        match compared(reference, candidate, &questions[done]).await? {
+        match compared(reference, candidate, &questions[done], FIELD).await? {
             Compared::Answer(answer) => answers.push(answer),
-            Compared::NotTaken(why) => left_out = Some(why),
+            Compared::NotAnswered(why) | Compared::NotTaken(why) => left_out = Some(why),
         }
         done += 1;
         told(done, questions.len());
@@ -318,19 +318,30 @@ pub async fn measure(
 }
 
 /// What came of one question.
-enum Compared {
+pub(super) enum Compared {
     Answer(AnswerDrift),
-    /// One of the two does not take it, and why.
+    /// The active version has no answer to it, and why.
+    NotAnswered(String),
+    /// The candidate does not take it, and why.
     NotTaken(String),
 }
 
-async fn compared(reference: &Arc<Version>, candidate: &Arc<Version>, question: &Prompt) -> Result<Compared, Refusal> {
+/// Has the reference answer one question, and the candidate read that. `field` asks for it.
+///
+/// # Errors
+/// As [`measure`].
+pub(super) async fn compared(
+    reference: &Arc<Version>,
+    candidate: &Arc<Version>,
+    question: &Prompt,
+    field: &str,
+) -> Result<Compared, Refusal> {
     let answer = match patiently(|| answer(reference, question)).await? {
         Ok(answer) if answer.says.is_empty() => {
-            return Ok(Compared::NotTaken("the active version says nothing".to_owned()));
+            return Ok(Compared::NotAnswered("the active version says nothing".to_owned()));
         }
         Ok(answer) => answer,
-        Err(why) => return Ok(Compared::NotTaken(format!("the active version does not take one: {why}"))),
+        Err(why) => return Ok(Compared::NotAnswered(format!("the active version does not take one: {why}"))),
     };
     let ids = answer.question.iter().copied().chain(answer.says.iter().map(|token| token.token.id));
     let params =
@@ -346,7 +357,7 @@ async fn compared(reference: &Arc<Version>, candidate: &Arc<Version>, question: 
     };
     let drift = compare(&answer.says, &read.output.prompt_tokens).map_err(|other| {
         let message = format!(
-            "{other}; what it predicts cannot be compared: leave spec.rollout.gates.drift out for this change of model"
+            "{other}; what it predicts cannot be compared: leave {field} out for this change of model"
         );
         Refusal::new(GateName::Drift, message).with_value("another vocabulary")
     })?;

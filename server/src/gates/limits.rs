@@ -37,6 +37,8 @@ pub const PERFORMANCE_QUESTIONS: usize = 16;
 pub const PERFORMANCE_ANSWER_TOKENS: u32 = 48;
 /// Answers of both that are needed: of fewer the error of a mean is not known.
 pub const MIN_PERFORMANCE_ANSWERS: usize = 6;
+/// Parts of its time in which the shadow gate says how far it is: each is a write.
+pub const SHADOW_STEPS: u32 = 20;
 /// How long the active version may take to answer one question by which a candidate is compared with it, which it does after all that
 /// users ask.
 pub const REFERENCE_LIMIT: Duration = Duration::from_secs(600);

@@ -1,5 +1,5 @@
 //! What a version must pass before it may answer, in this order: Fetch, Digest, Format, Memory, Template, Load, Prompts, Drift,
-//! Performance.
+//! Performance, Shadow.
 //!
 //! [`Gates::run`] takes one version through them and writes each step into its [`Report`]. Where the source serves parts
 //! of files, the header is read and judged (Format, Memory) before the download, so that a model that cannot be served
@@ -22,6 +22,7 @@ mod refusals;
 pub mod report;
 mod runtime;
 pub mod settings;
+pub mod shadow;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -76,6 +77,8 @@ pub struct Job {
     pub drift: Option<drift::Job>,
     /// How its speed is compared with the active version's; `None` when that is not asked for.
     pub performance: Option<performance::Job>,
+    /// The comparison with the active version on live requests; `None` when it is not asked for.
+    pub shadow: Option<shadow::Job>,
     /// Share of the memory that stays free.
     pub headroom_ratio: f64,
     /// How its requests wait and are spread.
@@ -212,6 +215,9 @@ impl Gates {
         }
         if let Some(performance) = &job.performance {
             performance.run(&loaded.version, report).await?;
+        }
+        if let Some(shadow) = &job.shadow {
+            shadow.run(&loaded.version, report).await?;
         }
         Ok(Some(loaded))
     }

@@ -62,6 +62,16 @@ pub struct Rates {
     pub candidate: f64,
 }
 
+fn logs(rates: &[Rates]) -> Vec<f64> {
+    rates.iter().map(|rates| (rates.candidate / rates.reference).ln()).collect()
+}
+
+/// How many times as fast the candidate is; `None` where nothing was timed.
+#[must_use]
+pub fn ratio(rates: &[Rates]) -> Option<f64> {
+    (!rates.is_empty()).then(|| (logs(rates).iter().sum::<f64>() / rates.len() as f64).exp())
+}
+
 /// Judges the rates of several answers. The value is what the gate reports, whichever way it goes.
 ///
 /// # Errors
@@ -75,7 +85,7 @@ pub fn judge(rates: &[Rates], least: f64) -> Result<String, Refusal> {
         );
         return Err(Refusal::new(GateName::Performance, message).with_value("too few answers"));
     }
-    let logs: Vec<f64> = rates.iter().map(|rates| (rates.candidate / rates.reference).ln()).collect();
+    let logs = logs(rates);
     let mean = logs.iter().sum::<f64>() / count;
     let squares: f64 = logs.iter().map(|log| (log - mean).powi(2)).sum();
     let margin = ONE_SIDED_Z * (squares / (count - 1.0) / count).sqrt();
@@ -105,22 +115,33 @@ pub async fn measure(
 ) -> Result<Vec<Rates>, Refusal> {
     let mut questions = of_release(reference);
     questions.truncate(PERFORMANCE_QUESTIONS);
-    let mut rates = Vec::new();
+    let mut all = Vec::new();
     for (number, question) in questions.iter().enumerate() {
-        // Neither is always the one that finds the machine as the other left it.
-        let both = if number % 2 == 0 {
-            let active = of_active(reference, question).await?;
-            (active, of_candidate(candidate, question).await?)
-        } else {
-            let new = of_candidate(candidate, question).await?;
-            (of_active(reference, question).await?, new)
-        };
-        if let (Some(reference), Some(candidate)) = both {
-            rates.push(Rates { reference, candidate });
-        }
+        all.extend(rates(reference, candidate, question, number).await?);
         told(number + 1, questions.len());
     }
-    Ok(rates)
+    Ok(all)
+}
+
+/// Has both answer one question; `None` where one of them does not take it. `number`: how many there were before.
+///
+/// # Errors
+/// As [`measure`].
+pub(super) async fn rates(
+    reference: &Arc<Version>,
+    candidate: &Arc<Version>,
+    question: &Prompt,
+    number: usize,
+) -> Result<Option<Rates>, Refusal> {
+    // Neither is always the one that finds the machine as the other left it.
+    let both = if number.is_multiple_of(2) {
+        let active = of_active(reference, question).await?;
+        (active, of_candidate(candidate, question).await?)
+    } else {
+        let new = of_candidate(candidate, question).await?;
+        (of_active(reference, question).await?, new)
+    };
+    Ok(both.0.zip(both.1).map(|(reference, candidate)| Rates { reference, candidate }))
 }
 
 /// `None`: it does not take the question.

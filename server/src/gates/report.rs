@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gantry_crds::scalars::DurationString;
 use gantry_crds::status::{
     CandidatePhase, CandidateStatus, FitStatus, GateName, GateResult, GateVerdict, GgufStatus, WaitReason,
 };
@@ -64,6 +65,12 @@ impl Report {
     /// By how many questions of how many its speed is compared with the active version's.
     pub fn timed(&self, answers: usize, of: usize) {
         self.done(2000 + answers as i64, format!("{answers} of {of} timings"));
+    }
+
+    /// How many of the [parts](super::limits::SHADOW_STEPS) of its time have passed, for which it is compared with the active version on live
+    /// requests.
+    pub fn shadowed(&self, step: u32, of: &DurationString) {
+        self.done(3000 + i64::from(step), format!("{}% of {of}", step * 100 / super::limits::SHADOW_STEPS));
     }
 
     fn done(&self, permille: i64, summary: String) {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use gantry_crds::inference_service::{DriftGate, PerformanceGate, PromptsGate};
+use gantry_crds::inference_service::{DriftGate, PerformanceGate, PromptsGate, ShadowGate};
 use gantry_rollout::Desired;
 
 use crate::version::Scheduling;
@@ -29,6 +29,8 @@ pub struct Settings {
     pub drift: Option<DriftGate>,
     /// How the speed of candidates is compared with the active version's.
     pub performance: Option<PerformanceGate>,
+    /// How candidates are compared with the active version on live requests.
+    pub shadow: Option<ShadowGate>,
     /// How requests wait and are spread.
     pub scheduling: Scheduling,
     /// How long requests of a version that is unloaded may take to end.
@@ -48,6 +50,7 @@ impl Default for Settings {
             prompts: None,
             drift: None,
             performance: None,
+            shadow: None,
             scheduling: Scheduling::default(),
             drain_timeout: Duration::from_secs(120),
             cache_limit_bytes: None,

@@ -16,7 +16,7 @@ use super::{Assignment, Settings};
 use crate::gates::limits::RESTORE_PATIENCE;
 use crate::gates::reference::Reference;
 use crate::gates::{Board, Gates, Job, Loaded, Outcome, Refusal, Report};
-use crate::gates::{drift, performance};
+use crate::gates::{drift, performance, shadow};
 use crate::routing::{Router, Routing};
 use crate::version::signals::{Figures, SignalLimits};
 use crate::version::{Scheduling, Version};
@@ -379,10 +379,12 @@ impl Manager {
         let reference = self.reference(desired, &version);
         let drift = asked.and_then(|asked| asked.drift.clone());
         let performance = asked.and_then(|asked| asked.performance.clone());
+        let shadow = asked.and_then(|asked| asked.shadow.clone());
         let job = Job {
             version: named.clone(),
             loaded: self.loaded.get(&version).cloned(),
             prompts: asked.and_then(|asked| asked.prompts.clone()),
+            shadow: shadow.map(|gate| shadow::Job { gate, drift: drift.clone(), reference: reference.clone() }),
             drift: drift.map(|gate| drift::Job { gate, reference: reference.clone() }),
             performance: performance.map(|gate| performance::Job { gate, reference }),
             headroom_ratio: settings.headroom_ratio,

@@ -20,6 +20,7 @@ mod process;
 mod request;
 mod restart;
 mod room;
+pub mod samples;
 mod settings;
 mod shared;
 pub mod signals;
@@ -50,6 +51,7 @@ use desk::Lanes;
 use dispatch::Demand;
 use request::Request;
 use room::Room;
+use samples::Samples;
 use shared::Shared;
 use signals::Signals;
 use supervisor::{Command, Post};
@@ -270,6 +272,12 @@ impl Version {
     #[must_use]
     pub fn signals(&self) -> Arc<Signals> {
         Arc::clone(&self.shared.signals)
+    }
+
+    /// Where requests are drawn from that another version is compared by.
+    #[must_use]
+    pub fn samples(&self) -> &Arc<Samples> {
+        &self.shared.samples
     }
 
     /// Puts another scheduling in force without a reload: its limits hold for requests that are submitted from now on.

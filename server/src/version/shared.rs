@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use super::admission::Admission;
 use super::desk::Desk;
 use super::load::LoadClock;
+use super::samples::Samples;
 use super::settings::{Scheduling, Share};
 use super::signals::Signals;
 use super::{VersionSpec, WorkerHealth};
@@ -32,6 +33,7 @@ pub(super) struct Shared {
     pub(super) model: watch::Sender<Option<ModelInfo>>,
     pub(super) retries: AtomicU64,
     pub(super) signals: Arc<Signals>,
+    pub(super) samples: Arc<Samples>,
     pub(super) loaded_at: OnceLock<SystemTime>,
     progress: watch::Sender<f32>,
 }
@@ -95,6 +97,7 @@ impl Shared {
             model: watch::Sender::new(None),
             retries: AtomicU64::new(0),
             signals: Arc::default(),
+            samples: Arc::default(),
             loaded_at: OnceLock::new(),
             progress,
         })

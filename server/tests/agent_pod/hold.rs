@@ -50,6 +50,11 @@ impl Front {
         self.client.post(format!("{}/v1/chat/completions", self.base)).json(&body)
     }
 
+    /// Ends it, with the connections that are left.
+    pub fn end(&self) {
+        self.stop.cancel();
+    }
+
     async fn state(&self) -> (u16, String) {
         let response = self.client.get(format!("{}/readyz", self.base)).send().await.unwrap();
         let status = response.status().as_u16();
@@ -244,7 +249,7 @@ async fn under_load_nothing_fails_there_and_back_and_where_the_next_one_cannot_b
         figure(&counts.answers[1])
     );
     assert!(held > 0, "no stream heard that it waits");
-    front.stop.cancel();
+    front.end();
     pod.end().await;
 }
 
@@ -307,7 +312,7 @@ async fn who_waits_hears_how_it_stands_and_no_more_wait_than_may() {
     // Of this one something was sent: it had the time to drain.
     let cut_off = running.await.unwrap();
     assert!(!cut_off.is_done && cut_off.error.unwrap().contains("taken out of service"));
-    front.stop.cancel();
+    front.end();
     pod.end().await;
 }
 
@@ -339,7 +344,7 @@ async fn who_has_not_begun_keeps_its_place_and_who_waits_too_long_is_told_when_t
     let answer: Value = answer.json().await.unwrap();
     assert_eq!(answer["choices"][0]["message"]["content"], TWO);
     drop(second);
-    front.stop.cancel();
+    front.end();
     pod.end().await;
 }
 
@@ -373,6 +378,6 @@ async fn a_pod_that_can_load_neither_takes_itself_out_and_comes_back() {
     until("it is back", async || front.state().await == (200, "Ready".to_owned())).await;
     let answer: Value = front.chat(false).send().await.unwrap().json().await.unwrap();
     assert_eq!(answer["choices"][0]["message"]["content"], ONE, "{answer:#}");
-    front.stop.cancel();
+    front.end();
     pod.end().await;
 }

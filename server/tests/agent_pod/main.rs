@@ -22,6 +22,7 @@ mod s3;
 #[path = "../http/script.rs"]
 mod script;
 mod segments;
+mod shadow;
 #[path = "../http/split.rs"]
 mod split;
 mod stores;

@@ -229,6 +229,7 @@ impl<E: TextEncoder> Pending<E> {
             None => return Tried::Refused(self.refuse(Failure::internal(&"nothing is known of the request"))),
         };
         record.moved_to(&version, held);
+        record.begins(&version, self.asking.prompt());
         let head = head_of(&version, id);
         let Self { of_each_prompt, told, prompt_param, .. } = *self;
         let submitted = Submitted { choices, of_each_prompt, told, head, record, prompt_param };
@@ -308,6 +309,7 @@ async fn submit(
     keep.input().await?;
     let mut record = RequestRecord::new(app, route, &version, origin, priority, choices.total(), share);
     record.moved_to(&version, asking.held.unwrap_or_default());
+    record.begins(&version, asking.prompt());
     let head = head_of(&version, Some(id));
     Ok((version, Submitted { choices, of_each_prompt, told, head, record, prompt_param }))
 }

@@ -7,7 +7,7 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use gantry_core::{ApiError, ErrorCode, GenerationEvent, Priority, Timings, Usage};
+use gantry_core::{ApiError, ErrorCode, GenerationEvent, Priority, Prompt, Timings, Usage};
 use gantry_rollout::Conversation;
 
 use super::choices::Gathered;
@@ -20,6 +20,7 @@ use crate::api::middleware::RequestIdentity;
 use crate::console::ENDED;
 use crate::metrics::{Latencies, Metrics, Outcome, Route, VersionLabels};
 use crate::version::Version;
+use crate::version::samples::Drawn;
 use crate::version::signals::{Sample, Signals, Tail};
 
 /// What is known of a request before its body.
@@ -67,6 +68,8 @@ pub(super) struct RequestRecord {
     held: Duration,
     /// Where how it went is noted.
     signals: Arc<Signals>,
+    /// Where it is one of the requests that another version is compared by.
+    drawn: Option<Drawn>,
     /// Held as long as the request may hold its prompt.
     _share: Share,
 }
@@ -100,8 +103,14 @@ impl RequestRecord {
             decoding: Duration::ZERO,
             held: Duration::ZERO,
             signals: version.signals(),
+            drawn: None,
             _share: share,
         }
+    }
+
+    /// The version has begun with this prompt, by which another one may be compared with it once it is answered.
+    pub(super) fn begins(&mut self, version: &Version, prompt: Option<&Arc<Prompt>>) {
+        self.drawn = prompt.and_then(|prompt| version.samples().draw(prompt));
     }
 
     /// Another version has it now, since the one before gave way to it, and had told nothing. `held`: since it came.
@@ -217,6 +226,9 @@ impl Drop for RequestRecord {
         if let Some(sample) = self.sample() {
             self.signals.ended(sample, Instant::now());
         }
+        if let Some(drawn) = self.drawn.take().filter(|_| matches!(self.outcome, Outcome::Ok)) {
+            drawn.answered();
+        }
         self.metrics.request_ended(self.route, &self.version, self.status, self.outcome);
         self.metrics.prioritised(&self.version, self.priority);
         tracing::info!(
@@ -279,6 +291,7 @@ mod tests {
                 decoding: Duration::ZERO,
                 held: Duration::ZERO,
                 signals: Arc::default(),
+                drawn: None,
                 _share: Budget::new(1).open(Peer::default()),
             };
             let write = move || if can_be_written { Ok(vec![]) } else { Err(serde_json::Error::custom("no")) };

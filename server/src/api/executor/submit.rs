@@ -127,6 +127,11 @@ impl Asking {
         own.or_else(|| app.router.held().timeout())
     }
 
+    /// Its prompt, the first one where there are several.
+    pub(super) fn prompt(&self) -> Option<&Arc<Prompt>> {
+        self.requests.first().map(|request| &request.prompt)
+    }
+
     /// The model that is asked for, if any is.
     pub(super) fn model(&self) -> Option<&str> {
         self.model.as_deref()
