@@ -49,8 +49,8 @@ pub(crate) enum Block {
         tool_use_id: String,
         #[serde(default)]
         content: Content,
-        #[serde(default, rename = "is_error")]
-        _is_error: Option<bool>,
+        /// Whether the call failed.
+        is_error: Option<bool>,
         #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "cache_control")]
         _cache_control: IgnoredAny,

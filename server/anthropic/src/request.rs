@@ -16,6 +16,9 @@ use crate::answer::{CountEncoder, MessageEncoder};
 use crate::content::{Block, Content};
 use crate::limits::{MAX_MESSAGES_BLOCKS, MAX_MESSAGES_MODEL_BYTES, MAX_MESSAGES_TOKENS, MAX_MESSAGES_TURNS};
 
+/// The first line of the result of a call that failed: templates have no other place that says so.
+const FAILED: &str = "Error:";
+
 /// What both addresses take.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "MessagesRequest")]
@@ -427,12 +430,15 @@ fn user(
     for (i, block) in content.0.into_iter().enumerate() {
         let place = |field: &str| format!("{path}[{i}].{field}");
         match block {
-            Block::ToolResult { tool_use_id, content, .. } => {
+            Block::ToolResult { tool_use_id, content, is_error, .. } => {
                 if !open_calls.remove(&tool_use_id) {
                     let what = "must be the `id` of a `tool_use` block before it that has no result yet";
                     return Err(ApiError::wrong_value(place("tool_use_id"), what));
                 }
-                let content = texts(&place("content"), content)?;
+                let mut content = texts(&place("content"), content)?;
+                if is_error == Some(true) {
+                    content.insert(0, Part::Text(FAILED.to_owned()));
+                }
                 messages.push(Message { content, tool_call_id: Some(tool_use_id), ..Message::text(Role::Tool, "") });
             }
             Block::Text { citations: Some(_), .. } => {

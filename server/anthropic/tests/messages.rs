@@ -78,6 +78,34 @@ fn all_that_a_conversation_has_reaches_the_chat() {
 }
 
 #[test]
+fn a_result_that_is_an_error_says_so_to_the_model() {
+    let result = |more: Value| {
+        let mut result = json!({"type": "tool_result", "tool_use_id": "t"});
+        result.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let call = json!({"type": "tool_use", "id": "t", "name": "look", "input": {}});
+        let turns = json!({"messages": [
+            {"role": "user", "content": "Look."}, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]},
+        ]});
+        chat(decode(&with(turns)).unwrap()).messages[2].said().into_owned()
+    };
+    for (given, told) in [
+        (json!({"content": "no such file"}), "no such file"),
+        (json!({"content": "no such file", "is_error": null}), "no such file"),
+        (json!({"content": "no such file", "is_error": false}), "no such file"),
+        (json!({"content": "no such file", "is_error": true}), "Error:\nno such file"),
+        (
+            json!({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "is_error": true}),
+            "Error:\na\nb",
+        ),
+        (json!({"content": [], "is_error": true}), "Error:"),
+        (json!({"is_error": true}), "Error:"),
+        (json!({}), ""),
+    ] {
+        assert_eq!(result(given.clone()), told, "{given}");
+    }
+}
+
+#[test]
 fn an_answer_that_the_client_began_is_continued() {
     let turns = |last: &str| json!({"messages": [{"role": "user", "content": "a"}, {"role": last, "content": "b"}]});
     assert!(chat(decode(&with(turns("assistant"))).unwrap()).continue_final_message);
