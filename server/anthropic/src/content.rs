@@ -55,6 +55,19 @@ pub(crate) enum Block {
         #[serde(default, rename = "cache_control")]
         _cache_control: IgnoredAny,
     },
+    /// A tool that was found, within what a tool returned.
+    ToolReference {
+        tool_name: String,
+        #[schemars(with = "Option<Value>")]
+        #[serde(default, rename = "cache_control")]
+        _cache_control: IgnoredAny,
+    },
+}
+
+impl Block {
+    pub(crate) fn text(text: String) -> Self {
+        Self::Text { text, _cache_control: IgnoredAny, citations: None }
+    }
 }
 
 /// Blocks, of which a text alone is one.
@@ -90,7 +103,7 @@ impl<'de> Deserialize<'de> for Content {
             }
 
             fn visit_string<E: de::Error>(self, text: String) -> Result<Content, E> {
-                Ok(Content(vec![Block::Text { text, _cache_control: IgnoredAny, citations: None }]))
+                Ok(Content(vec![Block::text(text)]))
             }
 
             fn visit_unit<E: de::Error>(self) -> Result<Content, E> {

@@ -10,6 +10,7 @@ mod error;
 mod limits;
 mod request;
 mod stream;
+mod tools;
 
 pub use answer::{CountEncoder, MessageEncoder, count_schema, message_schema};
 pub use error::{error_body, error_schema};

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use gantry_core::{
     ApiError, Chat, Constraint, ContinuationFault, Extent, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS,
-    MAX_TOOLS, Message, Part, Prompt, PromptForm, Role, TOOL_NAME_PATTERN, TextRequest, Tool, ToolCall, ToolChoice,
-    ToolsFault, check_continuation, check_tools, read_body, read_integer,
+    MAX_TOOLS, Message, Part, Prompt, PromptForm, Role, TextRequest, ToolCall, check_continuation, read_body,
+    read_integer,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -15,6 +15,7 @@ use serde_json::{Map, Value, json};
 use crate::answer::{CountEncoder, MessageEncoder};
 use crate::content::{Block, Content};
 use crate::limits::{MAX_MESSAGES_BLOCKS, MAX_MESSAGES_MODEL_BYTES, MAX_MESSAGES_TOKENS, MAX_MESSAGES_TURNS};
+use crate::tools::{GivenChoice, GivenTool, choice, read_tools};
 
 /// The first line of the result of a call that failed: templates have no other place that says so.
 const FAILED: &str = "Error:";
@@ -42,8 +43,8 @@ struct Body {
     top_p: Option<f32>,
     #[serde(default, deserialize_with = "read_integer")]
     top_k: Option<u32>,
-    #[schemars(length(max = MAX_TOOLS))]
-    tools: Option<Vec<GivenTool>>,
+    #[schemars(with = "Option<Vec<GivenTool>>", length(max = MAX_TOOLS))]
+    tools: Option<Vec<Value>>,
     tool_choice: Option<GivenChoice>,
     thinking: Option<Thinking>,
     /// Names the end user.
@@ -63,6 +64,8 @@ struct Body {
     #[schemars(length(max = 0))]
     mcp_servers: Option<Vec<Value>>,
     output_config: Option<OutputConfig>,
+    /// An earlier name of the `format` of `output_config`.
+    output_format: Option<Format>,
     #[schemars(with = "Option<()>")]
     inference_geo: Option<Value>,
 }
@@ -83,37 +86,6 @@ enum Speaker {
     Assistant,
     /// Instructions from here on, as agents give them in mid-conversation.
     System,
-}
-
-#[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "MessagesTool")]
-#[serde(deny_unknown_fields)]
-struct GivenTool {
-    #[schemars(extend("pattern" = TOOL_NAME_PATTERN))]
-    name: String,
-    description: Option<String>,
-    /// A JSON schema.
-    input_schema: Map<String, Value>,
-    #[serde(rename = "type")]
-    #[schemars(extend("enum" = ["custom", null]))]
-    kind: Option<String>,
-    strict: Option<bool>,
-    #[schemars(with = "Option<Value>")]
-    #[serde(default, rename = "cache_control")]
-    _cache_control: IgnoredAny,
-    #[schemars(with = "Option<Value>")]
-    #[serde(default, rename = "eager_input_streaming")]
-    _eager_input_streaming: IgnoredAny,
-}
-
-#[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "MessagesToolChoice")]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-enum GivenChoice {
-    Auto { disable_parallel_tool_use: Option<bool> },
-    Any { disable_parallel_tool_use: Option<bool> },
-    Tool { name: String, disable_parallel_tool_use: Option<bool> },
-    None {},
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -285,6 +257,10 @@ fn read(body: &[u8]) -> Result<Body, ApiError> {
             return Err(ApiError::unsupported_parameter(name, "is not supported by this server; leave it out"));
         }
     }
+    if body.output_format.is_some() && body.output_config.as_ref().is_some_and(|config| config.format.is_some()) {
+        let what = "asks for what `output_config.format` asks for, which is its later name; send that alone";
+        return Err(ApiError::wrong_value("output_format", what));
+    }
     Ok(body)
 }
 
@@ -325,12 +301,17 @@ fn params(body: &Body, max_tokens: u32) -> Result<GenerationParams, ApiError> {
     }
     let defaults = GenerationParams::default();
     let format = body.output_config.as_ref().and_then(|config| config.format.as_ref());
+    let (format, constraint_param) = match (format, &body.output_format) {
+        (Some(format), _) => (Some(format), "output_config.format.schema"),
+        (None, Some(format)) => (Some(format), "output_format.schema"),
+        (None, None) => (None, ""),
+    };
     let constraint = format.map(|Format::JsonSchema { schema }| {
         let schema = Value::Object(schema.clone()).to_string();
         Constraint::JsonSchema { schema, strict: false }
     });
     Ok(GenerationParams {
-        constraint_param: constraint.as_ref().map_or_else(String::new, |_| "output_config.format.schema".to_owned()),
+        constraint_param: constraint_param.to_owned(),
         constraint,
         max_tokens: Some(max_tokens),
         temperature: in_unit("temperature", body.temperature, 0.0)?.unwrap_or(1.0),
@@ -404,6 +385,15 @@ fn chat(body: Body) -> Result<Chat, ApiError> {
     Ok(chat)
 }
 
+/// What a tool returned: texts, and tools that it found, each by its name, since the model is shown all of them.
+fn result(path: &str, content: Content) -> Result<Vec<Part>, ApiError> {
+    let found = |block| match block {
+        Block::ToolReference { tool_name, .. } => Block::text(tool_name),
+        block => block,
+    };
+    texts(path, Content(content.0.into_iter().map(found).collect()))
+}
+
 /// Blocks of which each must be text.
 fn texts(path: &str, content: Content) -> Result<Vec<Part>, ApiError> {
     let text = |(i, block)| match block {
@@ -435,7 +425,7 @@ fn user(
                     let what = "must be the `id` of a `tool_use` block before it that has no result yet";
                     return Err(ApiError::wrong_value(place("tool_use_id"), what));
                 }
-                let mut content = texts(&place("content"), content)?;
+                let mut content = result(&place("content"), content)?;
                 if is_error == Some(true) {
                     content.insert(0, Part::Text(FAILED.to_owned()));
                 }
@@ -471,54 +461,14 @@ fn assistant(path: &str, content: Content, open_calls: &mut HashSet<String>) -> 
                 }
                 tool_calls.push(ToolCall { id, name, arguments: Value::Object(input).to_string() });
             }
-            Block::ToolResult { .. } => {
+            Block::ToolResult { .. } | Block::ToolReference { .. } => {
                 return Err(ApiError::wrong_value(
                     format!("{path}[{i}].type"),
-                    "may be tool_result in a user's message alone",
+                    "must be text, thinking, redacted_thinking or tool_use in an assistant's message",
                 ));
             }
         }
     }
     let reasoning = Some(reasoning).filter(|text| !text.is_empty());
     Ok(Message { content: said, reasoning, tool_calls, ..Message::text(Role::Assistant, "") })
-}
-
-fn read_tools(tools: Vec<GivenTool>) -> Result<Vec<Tool>, ApiError> {
-    let tool = |(i, tool): (usize, GivenTool)| {
-        if !matches!(tool.kind.as_deref(), None | Some("custom")) {
-            let what = "must be custom or left out: this server runs no tools";
-            return Err(ApiError::unsupported_parameter(format!("tools[{i}].type"), what));
-        }
-        let parameters = (!tool.input_schema.is_empty()).then(|| Value::Object(tool.input_schema).to_string());
-        let strict = tool.strict.unwrap_or(false);
-        Ok(Tool { name: tool.name, description: tool.description, parameters, strict })
-    };
-    let tools: Vec<Tool> = tools.into_iter().enumerate().map(tool).collect::<Result<_, _>>()?;
-    check_tools(&tools).map_err(|ToolsFault { tool, message }| {
-        let place = tool.map_or_else(|| "tools".to_owned(), |i| format!("tools[{i}].name"));
-        ApiError::wrong_value(place, message)
-    })?;
-    Ok(tools)
-}
-
-/// Whether any is to be called, which may be (none: all), and whether one alone.
-fn choice(given: Option<GivenChoice>, tools: &[Tool]) -> Result<(ToolChoice, Vec<String>, bool), ApiError> {
-    let (choice, name, is_alone) = match given {
-        None => return Ok((ToolChoice::Auto, Vec::new(), false)),
-        Some(GivenChoice::None {}) => return Ok((ToolChoice::None, Vec::new(), false)),
-        Some(GivenChoice::Auto { disable_parallel_tool_use }) => (ToolChoice::Auto, None, disable_parallel_tool_use),
-        Some(GivenChoice::Any { disable_parallel_tool_use }) => (ToolChoice::Required, None, disable_parallel_tool_use),
-        Some(GivenChoice::Tool { name, disable_parallel_tool_use }) => {
-            (ToolChoice::Required, Some(name), disable_parallel_tool_use)
-        }
-    };
-    if choice == ToolChoice::Required && tools.is_empty() {
-        return Err(ApiError::wrong_value("tool_choice", "asks for a call, and `tools` has none to call"));
-    }
-    if let Some(name) = &name
-        && !tools.iter().any(|tool| tool.name == *name)
-    {
-        return Err(ApiError::wrong_value("tool_choice.name", format_args!("is {name:?}, which is none of `tools`")));
-    }
-    Ok((choice, name.into_iter().collect(), is_alone.unwrap_or(false)))
 }

@@ -5,8 +5,8 @@ use bytes::BytesMut;
 use gantry_anthropic::{MessageEncoder, decode_count_tokens, decode_messages};
 use gantry_core::{
     Answer, AnswerHead, AnswerOutput, ApiError, Chat, Constraint, ErrorKind, Extent, FinishReason, GenerationEvent,
-    Prompt, Role, StopCause, StreamEncoder, TextEncoder, TextRequest, Timings, ToolCall, ToolCallDelta, ToolChoice,
-    Usage,
+    Prompt, Role, StopCause, StreamEncoder, TextEncoder, TextRequest, Timings, Tool, ToolCall, ToolCallDelta,
+    ToolChoice, Usage,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -106,6 +106,40 @@ fn a_result_that_is_an_error_says_so_to_the_model() {
 }
 
 #[test]
+fn what_a_tool_says_of_itself_is_obeyed_or_changes_nothing() {
+    let schema = json!({"type": "object", "properties": {"where": {"type": "string"}}});
+    let given = json!({
+        "name": "look", "description": "Looks.", "input_schema": schema, "type": "custom", "strict": true,
+        "input_examples": [{"where": "Oslo"}, {"where": "Lima"}], "defer_loading": true, "eager_input_streaming": false,
+        "cache_control": {"type": "ephemeral"}, "allowed_callers": ["code_execution_20250825", "direct"],
+    });
+    let of = |tool: &Value| {
+        let mut tools = chat(decode(&with(json!({"tools": [tool]}))).unwrap()).tools;
+        let Tool { name, description, parameters, strict } = tools.remove(0);
+        let parameters = parameters.map(|parameters| serde_json::from_str::<Value>(&parameters).unwrap());
+        (name, description.unwrap(), parameters, strict)
+    };
+    let mut shown = schema.clone();
+    shown["examples"] = given["input_examples"].clone();
+    assert_eq!(of(&given), ("look".to_owned(), "Looks.".to_owned(), Some(shown), true));
+    let plain = json!({"name": "look", "description": "Looks.", "input_schema": schema, "type": null, "input_examples": [],
+        "allowed_callers": null, "strict": null});
+    assert_eq!(of(&plain), ("look".to_owned(), "Looks.".to_owned(), Some(schema), false));
+}
+
+#[test]
+fn tools_that_a_tool_found_are_told_by_their_names() {
+    let found = json!([{"type": "tool_reference", "tool_name": "look"}, {"type": "text", "text": "and no other"}]);
+    let turns = json!({"tools": [tool("search"), tool("look")], "messages": [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "search", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": found}]},
+    ]});
+    let chat = chat(decode(&with(turns)).unwrap());
+    assert_eq!((&*chat.messages[2].said(), chat.tools.len()), ("look\nand no other", 2));
+}
+
+#[test]
 fn an_answer_that_the_client_began_is_continued() {
     let turns = |last: &str| json!({"messages": [{"role": "user", "content": "a"}, {"role": last, "content": "b"}]});
     assert!(chat(decode(&with(turns("assistant"))).unwrap()).continue_final_message);
@@ -168,6 +202,38 @@ fn mistakes_are_told_with_their_place() {
             json!({"tools": [{"name": "a", "input_schema": {}, "type": "web_search_20250305"}]}),
             "tools[0].type",
             "runs no tools",
+        ),
+        // It has no schema, of which nothing is said, since that would not help.
+        (json!({"tools": [{"name": "a", "type": "bash_20250124"}]}), "tools[0].type", "`input_schema`"),
+        (json!({"tools": [{"type": "mcp_toolset", "mcp_server_name": "a"}]}), "tools[0].type", "runs no tools"),
+        (json!({"tools": [{"name": "a"}]}), "tools[0].input_schema", "missing field"),
+        (
+            json!({"tools": [{"name": "a", "input_schema": {}, "frobnicate": 1}]}),
+            "tools[0].frobnicate",
+            "unknown field",
+        ),
+        (json!({"tools": [{"name": "a", "input_schema": {}, "strict": 1}]}), "tools[0].strict", "expected a boolean"),
+        (
+            json!({"tools": [{"name": "a", "input_schema": {}, "input_examples": [1]}]}),
+            "tools[0].input_examples[0]",
+            "expected a map",
+        ),
+        (
+            json!({"tools": [{"name": "a", "input_schema": {}, "allowed_callers": ["code_execution_20250825"]}]}),
+            "tools[0].allowed_callers",
+            "must have direct",
+        ),
+        (user(json!([{"type": "tool_reference", "tool_name": "a"}])), "messages[0].content[0].type", "must be text"),
+        (
+            json!({"output_format": {"type": "json_schema", "schema": {}}, "output_config": {"format": {"type": "json_schema", "schema": {}}}}),
+            "output_format",
+            "`output_config.format`",
+        ),
+        (json!({"output_format": {"type": "text"}}), "output_format.type", "unknown variant"),
+        (
+            json!({"tool_choice": {"type": "none", "disable_parallel_tool_use": true}}),
+            "tool_choice.disable_parallel_tool_use",
+            "unknown field",
         ),
         (json!({"tools": [tool("a"), tool("a")]}), "tools[1].name", "before it"),
         (json!({"tool_choice": {"type": "any"}}), "tool_choice", "none to call"),
@@ -264,6 +330,7 @@ fn valid() -> Vec<Value> {
             "model": "m", "max_tokens": 16, "system": "Be brief.", "messages": [{"role": "user", "content": "Hi"}],
             "stop_sequences": ["END"], "stream": true, "temperature": 0.5, "top_p": 0.9, "top_k": 40,
             "metadata": {"user_id": "u"}, "service_tier": "auto", "thinking": {"type": "enabled", "budget_tokens": 8},
+            "output_format": {"type": "json_schema", "schema": {"type": "object"}}, "output_config": {"effort": "low"},
         }),
         json!({
             "max_tokens": 16,
@@ -275,10 +342,15 @@ fn valid() -> Vec<Value> {
                     {"type": "text", "text": "So."}, {"type": "tool_use", "id": "c", "name": "look", "input": {"at": 1}},
                 ]},
                 {"role": "user", "content": [
-                    {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "There."}]},
+                    {"type": "tool_result", "tool_use_id": "c", "is_error": true, "content": [
+                        {"type": "text", "text": "There."}, {"type": "tool_reference", "tool_name": "look"},
+                    ]},
                 ]},
             ],
-            "tools": [{"name": "look", "description": "Looks.", "input_schema": {"type": "object"}, "type": "custom"}],
+            "tools": [{
+                "name": "look", "description": "Looks.", "input_schema": {"type": "object"}, "type": "custom", "strict": false,
+                "input_examples": [{"at": 1}], "allowed_callers": ["direct"], "defer_loading": true,
+            }],
             "tool_choice": {"type": "tool", "name": "look", "disable_parallel_tool_use": true},
             "thinking": {"type": "disabled"},
         }),
@@ -301,6 +373,11 @@ fn what_agents_say_beside_their_messages_is_obeyed() {
     let chat = chat(request);
     assert_eq!(chat.messages[1].role, Role::System);
     assert_eq!(chat.template_variables, [("reasoning_effort".to_owned(), "\"high\"".to_owned())]);
+    // By the name that it had before.
+    let request = decode(&with(json!({"output_format": {"type": "json_schema", "schema": schema}}))).unwrap();
+    assert_eq!(request.params.constraint_param, "output_format.schema");
+    let Some(Constraint::JsonSchema { schema: asked, .. }) = &request.params.constraint else { panic!("no form") };
+    assert_eq!(serde_json::from_str::<Value>(asked).unwrap(), schema);
 }
 
 #[test]
