@@ -216,7 +216,6 @@ pub(crate) fn told<'a>(
     }
 }
 
-/// Those that thoughts took are not counted by themselves.
 fn usage_of(usage: Usage) -> Value {
     json!({
         "input_tokens": usage.prompt_tokens,

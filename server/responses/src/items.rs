@@ -41,6 +41,9 @@ pub(crate) enum Item {
         #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "namespace")]
         _namespace: IgnoredAny,
+        #[schemars(with = "Option<Value>")]
+        #[serde(default, rename = "caller")]
+        _caller: IgnoredAny,
     },
     FunctionCallOutput {
         call_id: String,
@@ -52,12 +55,52 @@ pub(crate) enum Item {
         #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "status")]
         _status: IgnoredAny,
+        /// Says of the call what the call says.
+        #[schemars(with = "Option<Value>")]
+        #[serde(default, rename = "name")]
+        _name: IgnoredAny,
+        #[schemars(with = "Option<Value>")]
+        #[serde(default, rename = "namespace")]
+        _namespace: IgnoredAny,
+        #[schemars(with = "Option<Value>")]
+        #[serde(default, rename = "caller")]
+        _caller: IgnoredAny,
+    },
+    /// A call of a tool that takes a text: to the model one of a function whose only argument, `input`, that is.
+    CustomToolCall {
+        call_id: String,
+        name: String,
+        input: String,
+        #[schemars(with = "Option<Value>")]
+        #[serde(default, rename = "id")]
+        _id: IgnoredAny,
+        #[schemars(with = "Option<Value>")]
+        #[serde(default, rename = "status")]
+        _status: IgnoredAny,
+        #[schemars(with = "Option<Value>")]
+        #[serde(default, rename = "namespace")]
+        _namespace: IgnoredAny,
+        #[schemars(with = "Option<Value>")]
+        #[serde(default, rename = "caller")]
+        _caller: IgnoredAny,
+    },
+    CustomToolCallOutput {
+        call_id: String,
+        #[schemars(with = "TextOr<Vec<Said>>")]
+        output: Value,
+        #[schemars(with = "Option<Value>")]
+        #[serde(default, rename = "id")]
+        _id: IgnoredAny,
+        #[schemars(with = "Option<Value>")]
+        #[serde(default, rename = "status")]
+        _status: IgnoredAny,
+        #[schemars(with = "Option<Value>")]
+        #[serde(default, rename = "caller")]
+        _caller: IgnoredAny,
     },
     Reasoning {
-        #[serde(default)]
         content: Option<Vec<Thought>>,
-        #[serde(default)]
-        summary: Vec<Thought>,
+        summary: Option<Vec<Thought>>,
         /// Nobody here can read it, and none is ever given.
         #[schemars(with = "Option<Value>")]
         #[serde(default, rename = "encrypted_content")]
@@ -132,12 +175,47 @@ pub(crate) struct Reference {
     id: String,
 }
 
-/// The types of items and of parts that other servers take.
-const OTHER_TYPES: &[(&str, &str)] = &[
-    ("input_image", "this server takes no images"),
-    ("input_file", "this server takes no files"),
-    ("input_audio", "this server takes no audio"),
-    ("item_reference", "nothing is stored here (--response-store); send the item itself"),
+/// The types of items and of parts that other servers take, with what to do instead.
+const OTHER_TYPES: &[(&[&str], &str)] = &[
+    (&["input_image"], "this server takes no images"),
+    (&["input_file"], "this server takes no files"),
+    (&["input_audio"], "this server takes no audio"),
+    (&["item_reference"], "nothing is stored here (--response-store); send the item itself"),
+    (
+        &[
+            "web_search_call",
+            "file_search_call",
+            "code_interpreter_call",
+            "image_generation_call",
+            "computer_call",
+            "computer_call_output",
+            "mcp_list_tools",
+            "mcp_approval_request",
+            "mcp_approval_response",
+            "mcp_call",
+            "tool_search_call",
+            "tool_search_output",
+            "program",
+            "program_output",
+        ],
+        "this server runs no tools; leave it out, or say in a message what came of it",
+    ),
+    (
+        &[
+            "local_shell_call",
+            "local_shell_call_output",
+            "shell_call",
+            "shell_call_output",
+            "apply_patch_call",
+            "apply_patch_call_output",
+        ],
+        "this server knows no tool by its type; send a function_call, and what came of it as function_call_output",
+    ),
+    (&["additional_tools"], "send them in `tools`"),
+    (
+        &["compaction", "compaction_trigger", "context_compaction"],
+        "this server sums up no conversations; send the items themselves",
+    ),
 ];
 
 /// The items of an input, of which a text is one.
@@ -157,9 +235,9 @@ pub(crate) fn messages(
     before: Vec<Value>,
     items: Vec<Value>,
 ) -> Result<Vec<Message>, ApiError> {
-    let mut messages = Vec::new();
+    let mut turns = Turns::default();
     if let Some(text) = instructions.filter(|text| !text.is_empty()) {
-        messages.push(Message::text(Role::System, text));
+        turns.messages.push(Message::text(Role::System, text));
     }
     let n = before.len() + items.len();
     if n > MAX_RESPONSES_ITEMS {
@@ -167,11 +245,27 @@ pub(crate) fn messages(
             format_args!("must have at most {MAX_RESPONSES_ITEMS} items, not {n}, those of responses before included");
         return Err(ApiError::wrong_value("input", message));
     }
-    let (mut open_calls, mut thought) = (HashSet::new(), String::new());
     let before = before.into_iter().enumerate().map(|(i, item)| (format!("previous_response_id.input[{i}]"), item));
     let own = items.into_iter().enumerate().map(|(i, item)| (format!("input[{i}]"), item));
     for (path, item) in before.chain(own) {
-        match read_item(&path, item)? {
+        turns.push(&path, read_item(&path, item)?)?;
+    }
+    Ok(turns.messages)
+}
+
+/// The messages that items have come to.
+#[derive(Default)]
+struct Turns {
+    messages: Vec<Message>,
+    /// The ids of calls that have no output yet.
+    open_calls: HashSet<String>,
+    /// What was thought before the next turn of the assistant's.
+    thought: String,
+}
+
+impl Turns {
+    fn push(&mut self, path: &str, item: Item) -> Result<(), ApiError> {
+        match item {
             Item::Message { role, content, .. } => {
                 let role = match role {
                     Speaker::User => Role::User,
@@ -179,51 +273,68 @@ pub(crate) fn messages(
                     Speaker::System | Speaker::Developer => Role::System,
                 };
                 let content = parts(&format!("{path}.content"), content, role)?;
-                let reasoning = take_thought(&mut thought, role);
-                messages.push(Message { content, reasoning, ..Message::text(role, "") });
+                let reasoning = self.take_thought(role);
+                self.messages.push(Message { content, reasoning, ..Message::text(role, "") });
+                Ok(())
             }
             Item::FunctionCall { call_id, name, arguments, .. } => {
-                if call_id.is_empty() || !open_calls.insert(call_id.clone()) {
-                    return Err(ApiError::wrong_value(
-                        format!("{path}.call_id"),
-                        "must be one that no other call without an output has",
-                    ));
-                }
-                let call = ToolCall { id: call_id, name, arguments };
-                // What is said and called in one turn is one message, as templates have it.
-                match messages.last_mut().filter(|last| last.role == Role::Assistant && thought.is_empty()) {
-                    Some(turn) => turn.tool_calls.push(call),
-                    None => messages.push(Message {
-                        content: Vec::new(),
-                        reasoning: take_thought(&mut thought, Role::Assistant),
-                        tool_calls: vec![call],
-                        ..Message::text(Role::Assistant, "")
-                    }),
-                }
+                self.call(path, ToolCall { id: call_id, name, arguments })
             }
-            Item::FunctionCallOutput { call_id, output, .. } => {
-                if !open_calls.remove(&call_id) {
-                    let what = "must be that of a `function_call` before it that has no output yet";
-                    return Err(ApiError::wrong_value(format!("{path}.call_id"), what));
-                }
-                let content = parts(&format!("{path}.output"), output, Role::Tool)?;
-                messages.push(Message { content, tool_call_id: Some(call_id), ..Message::text(Role::Tool, "") });
+            Item::CustomToolCall { call_id, name, input, .. } => {
+                self.call(path, ToolCall { id: call_id, name, arguments: json!({"input": input}).to_string() })
+            }
+            Item::FunctionCallOutput { call_id, output, .. } | Item::CustomToolCallOutput { call_id, output, .. } => {
+                self.output(path, call_id, output)
             }
             Item::Reasoning { content, summary, .. } => {
-                let texts = content.filter(|content| !content.is_empty()).unwrap_or(summary);
-                thought.extend(texts.into_iter().map(|thought| match thought {
+                let texts = content.filter(|content| !content.is_empty()).or(summary);
+                self.thought.extend(texts.into_iter().flatten().map(|thought| match thought {
                     Thought::SummaryText { text } | Thought::ReasoningText { text } => text,
                 }));
+                Ok(())
             }
         }
     }
-    Ok(messages)
-}
 
-/// What was thought before a turn of the assistant's; before others it is of no use.
-fn take_thought(thought: &mut String, role: Role) -> Option<String> {
-    let thought = std::mem::take(thought);
-    Some(thought).filter(|text| role == Role::Assistant && !text.is_empty())
+    fn call(&mut self, path: &str, call: ToolCall) -> Result<(), ApiError> {
+        if call.id.is_empty() || !self.open_calls.insert(call.id.clone()) {
+            return Err(ApiError::wrong_value(
+                format!("{path}.call_id"),
+                "must be one that no other call without an output has",
+            ));
+        }
+        // What is said and called in one turn is one message, as templates have it.
+        match self.messages.last_mut().filter(|last| last.role == Role::Assistant && self.thought.is_empty()) {
+            Some(turn) => turn.tool_calls.push(call),
+            None => {
+                let reasoning = self.take_thought(Role::Assistant);
+                let turn = Message {
+                    content: Vec::new(),
+                    reasoning,
+                    tool_calls: vec![call],
+                    ..Message::text(Role::Assistant, "")
+                };
+                self.messages.push(turn);
+            }
+        }
+        Ok(())
+    }
+
+    fn output(&mut self, path: &str, call_id: String, output: Value) -> Result<(), ApiError> {
+        if !self.open_calls.remove(&call_id) {
+            let what = "must be that of a call before it that has no output yet";
+            return Err(ApiError::wrong_value(format!("{path}.call_id"), what));
+        }
+        let content = parts(&format!("{path}.output"), output, Role::Tool)?;
+        self.messages.push(Message { content, tool_call_id: Some(call_id), ..Message::text(Role::Tool, "") });
+        Ok(())
+    }
+
+    /// What was thought before a turn of the assistant's; before others it is of no use.
+    fn take_thought(&mut self, role: Role) -> Option<String> {
+        let thought = std::mem::take(&mut self.thought);
+        Some(thought).filter(|text| role == Role::Assistant && !text.is_empty())
+    }
 }
 
 /// A message may be without a type.
@@ -239,9 +350,9 @@ fn read_item(path: &str, mut item: Value) -> Result<Item, ApiError> {
         parts.iter().enumerate().map(move |(i, part)| (format!("{path}.{name}[{i}].type"), part.get("type")))
     });
     for (place, kind) in std::iter::once((format!("{path}.type"), item.get("type"))).chain(others) {
-        let other = kind.and_then(|kind| OTHER_TYPES.iter().find(|(name, _)| kind == name));
-        if let Some((name, instead)) = other {
-            return Err(ApiError::unsupported_parameter(place, format_args!("may not be {name:?}: {instead}")));
+        let Some(kind) = kind.and_then(Value::as_str) else { continue };
+        if let Some((_, instead)) = OTHER_TYPES.iter().find(|(names, _)| names.contains(&kind)) {
+            return Err(ApiError::unsupported_parameter(place, format_args!("may not be {kind:?}: {instead}")));
         }
     }
     gantry_core::read_json(item, path)

@@ -556,7 +556,8 @@ fn chat(body: &mut Body, messages: Vec<Message>) -> Result<Chat, ApiError> {
 fn read_tools(tools: Vec<Value>) -> Result<Vec<Tool>, ApiError> {
     let tool = |(i, tool): (usize, Value)| {
         if tool.get("type").and_then(Value::as_str) != Some("function") {
-            let what = "must be function: this server runs no tools";
+            let what = "must be function: this server runs no tools, and knows none by its type; describe it as a function, and \
+                        run it yourself";
             return Err(ApiError::unsupported_parameter(format!("tools[{i}].type"), what));
         }
         let GivenTool { name, description, parameters, strict, .. } = read_json(tool, &format!("tools[{i}]"))?;

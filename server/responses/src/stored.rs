@@ -174,6 +174,8 @@ pub(crate) fn kept(mut item: Value, response: ResponseId, place: usize) -> Value
         "message" => "msg",
         "function_call" => "fc",
         "function_call_output" => "fco",
+        "custom_tool_call" => "ctc",
+        "custom_tool_call_output" => "ctco",
         _ => "rs",
     };
     complete("id", format!("{prefix}_{}_i{place}", response.digits()));

@@ -75,6 +75,56 @@ fn items_are_the_messages_that_templates_know() {
 }
 
 #[test]
+fn a_call_of_a_custom_tool_is_that_of_a_function_of_one_text() {
+    let input = json!([
+        {"role": "user", "content": "Patch it."},
+        {"type": "reasoning", "id": "rs_1", "summary": null, "encrypted_content": "x"},
+        {"type": "custom_tool_call", "id": "ctc_1", "call_id": "c", "name": "patch", "input": "+ \"a\"", "caller": {"type": "direct"}},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": [
+            {"type": "input_text", "text": "done"}, {"type": "input_text", "text": "at once"},
+        ]},
+        {"type": "function_call", "call_id": "d", "name": "look", "arguments": "{}", "namespace": null, "caller": null},
+        {"type": "function_call_output", "call_id": "d", "output": "there", "name": "look", "namespace": "n", "caller": null},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "So."}, {"type": "refusal", "refusal": "No more."}]},
+    ]);
+    let messages = chat(&json!({"input": input})).messages;
+    let called = |i: usize| {
+        messages[i].tool_calls.iter().map(|call| (&*call.id, &*call.name, &*call.arguments)).collect::<Vec<_>>()
+    };
+    assert_eq!(called(1), [("c", "patch", r#"{"input":"+ \"a\""}"#)]);
+    assert_eq!((messages[1].reasoning.as_ref(), messages[2].tool_call_id.as_deref()), (None, Some("c")));
+    assert_eq!(called(3), [("d", "look", "{}")]);
+    let said: Vec<_> = messages.iter().map(|message| message.said().into_owned()).collect();
+    assert_eq!(said, ["Patch it.", "", "done\nat once", "", "there", "So.\nNo more."]);
+}
+
+#[test]
+fn items_that_cannot_be_taken_are_refused_with_what_to_do() {
+    for (kind, told) in [
+        ("item_reference", "send the item itself"),
+        ("web_search_call", "runs no tools"),
+        ("computer_call_output", "runs no tools"),
+        ("mcp_approval_response", "runs no tools"),
+        ("shell_call", "send a function_call"),
+        ("additional_tools", "`tools`"),
+        ("compaction", "sums up no conversations"),
+        ("frobnicate", "unknown variant"),
+    ] {
+        let input =
+            json!([{"role": "user", "content": "Hi"}, {"type": kind, "id": "x", "call_id": "c", "output": "x"}]);
+        let error = decode(&json!({"input": input})).unwrap_err();
+        let told_where = (error.status, error.param.as_deref());
+        assert!(told_where == (400, Some("input[1].type")) && error.message.contains(told), "{kind}: {error:?}");
+    }
+    for kind in ["input_image", "input_file", "input_audio"] {
+        let output = json!([{"type": "input_text", "text": "a"}, {"type": kind}]);
+        let input = json!([{"type": "custom_tool_call_output", "call_id": "c", "output": output}]);
+        let error = decode(&json!({"input": input})).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("input[0].output[1].type"), "{error:?}");
+    }
+}
+
+#[test]
 fn what_is_said_beside_them_is_followed() {
     let (request, _) = decode(&json!({"input": "Hi", "model": "m", "max_output_tokens": 9, "temperature": 0, "top_p": 0.5, "stream": true,
         "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": true}, "verbosity": "medium"}}))
@@ -131,6 +181,12 @@ fn what_is_not_done_is_refused_by_its_path() {
         (json!({"input": [{"type": "web_search_call", "id": "x"}]}), "input[0].type"),
         (json!({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}), "input[0].call_id"),
         (json!({"input": [call, call]}), "input[1].call_id"),
+        (json!({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "f"}]}), "input[0].input"),
+        (json!({"input": [{"type": "custom_tool_call_output", "call_id": "c", "output": "x"}]}), "input[0].call_id"),
+        (
+            json!({"input": [{"type": "reasoning", "content": [{"type": "text", "text": "x"}]}]}),
+            "input[0].content[0].type",
+        ),
         (json!({"frobnicate": 1}), "frobnicate"),
         (json!({"store": true}), "store"),
         (json!({"background": true}), "background"),
@@ -303,6 +359,8 @@ fn valid() -> Vec<Value> {
                 ]},
                 {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
                 {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "There."}]},
+                {"type": "custom_tool_call", "call_id": "d", "name": "patch", "input": "+ a"},
+                {"type": "custom_tool_call_output", "call_id": "d", "output": "Done."},
             ],
             "tools": [{"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}],
             "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]},
@@ -397,7 +455,11 @@ fn resolve(body: &Value, stored: &StoredResponses) -> Result<ResolvedRequest, Ap
 fn a_request_goes_on_from_a_response_that_is_kept() {
     let body = json!({
         "previous_response_id": STORED.to_string(), "instructions": "Be brief.",
-        "input": [{"type": "function_call_output", "call_id": "c", "output": "there"}, {"role": "user", "content": "And?"}],
+        "input": [
+            {"type": "function_call_output", "call_id": "c", "output": "there"}, {"role": "user", "content": "And?"},
+            {"type": "custom_tool_call", "call_id": "d", "name": "patch", "input": "+ a"},
+            {"type": "custom_tool_call_output", "call_id": "d", "output": "done"},
+        ],
     });
     let request = decode_responses(body.to_string().as_bytes(), true).unwrap();
     assert_eq!(request.refers_to().iter().copied().collect::<Vec<_>>(), [STORED]);
@@ -411,15 +473,18 @@ fn a_request_goes_on_from_a_response_that_is_kept() {
         (Role::Assistant, "Hi."),
         (Role::Tool, "there"),
         (Role::User, "And?"),
+        (Role::Assistant, ""),
+        (Role::Tool, "done"),
     ];
     assert_eq!(said, wanted.map(|(role, text)| (role, text.to_owned())));
     // What is kept of it is all that the next one needs, and each item has a name.
     let input: Vec<Value> = serde_json::from_slice(&resolved.input.unwrap()).unwrap();
     let ids: Vec<&str> = input.iter().map(|item| item["id"].as_str().unwrap()).collect();
     let digits = ID.digits();
-    let own = [format!("fco_{digits}_i0"), format!("msg_{digits}_i1")];
+    let own = ["fco", "msg", "ctc", "ctco"].iter().enumerate().map(|(i, kind)| format!("{kind}_{digits}_i{i}"));
+    let own: Vec<String> = own.collect();
     let old = ["msg_1", "msg_00000000000000000000000000000abc_0", "fc_00000000000000000000000000000abc_1"];
-    assert_eq!(ids, [&old[..], &[&own[0], &own[1]]].concat());
+    assert_eq!(ids, old.into_iter().chain(own.iter().map(String::as_str)).collect::<Vec<_>>());
     assert_eq!(input[4]["content"], json!([{"type": "input_text", "text": "And?"}]));
     assert_eq!((&input[4]["type"], &input[4]["status"]), (&json!("message"), &json!("completed")));
 }
