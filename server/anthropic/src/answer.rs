@@ -1,8 +1,8 @@
 //! An answer as it comes whole, and what pieces of it have in common with that.
 
 use gantry_core::{
-    Answer, AnswerHead, AnswerOutput, EncodeError, FinishReason, PromptEncoder, ShownPrompt, StopCause, TextEncoder,
-    ToolCall, Usage,
+    Answer, AnswerHead, AnswerOutput, EncodeError, FinishReason, OutputPart, PromptEncoder, ShownPrompt, StopCause,
+    TextEncoder, ToolCall, Usage,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
@@ -97,21 +97,16 @@ pub(crate) fn stop_reason(reason: FinishReason, stop_string: Option<&str>, has_c
     }
 }
 
-fn blocks(output: AnswerOutput) -> Vec<Value> {
-    let AnswerOutput { text, reasoning, tool_calls, .. } = output;
-    let mut blocks = Vec::with_capacity(tool_calls.len() + 2);
-    if !reasoning.is_empty() {
-        blocks.push(json!({"type": "thinking", "thinking": reasoning, "signature": ""}));
+fn block(part: OutputPart<'_>) -> Value {
+    match part {
+        OutputPart::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
+        OutputPart::Text(text) => json!({"type": "text", "text": text}),
+        OutputPart::Call(ToolCall { id, name, arguments }) => {
+            // Where it was cut off there is no object, and clients read one.
+            let input: Map<String, Value> = serde_json::from_str(arguments).unwrap_or_default();
+            json!({"type": "tool_use", "id": id, "name": name, "input": input})
+        }
     }
-    if !text.is_empty() {
-        blocks.push(json!({"type": "text", "text": text}));
-    }
-    blocks.extend(tool_calls.into_iter().map(|ToolCall { id, name, arguments }| {
-        // Where it was cut off there is no object, and clients read one.
-        let input: Map<String, Value> = serde_json::from_str(&arguments).unwrap_or_default();
-        json!({"type": "tool_use", "id": id, "name": name, "input": input})
-    }));
-    blocks
 }
 
 impl TextEncoder for MessageEncoder {
@@ -130,7 +125,7 @@ impl TextEncoder for MessageEncoder {
             kind: "message",
             role: "assistant",
             model: &head.model,
-            content: blocks(output),
+            content: output.parts().map(block).collect(),
             stop_reason: Some(ended),
             stop_sequence: stop_string,
             usage: usage_of(usage),

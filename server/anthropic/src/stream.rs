@@ -114,7 +114,8 @@ impl StreamEncoder for MessageStream {
                 ToolCallDelta::Arguments(more) => {
                     self.delta(&json!({"type": "input_json_delta", "partial_json": more}), out)
                 }
-                ToolCallDelta::Ended => self.close_block(out),
+                ToolCallDelta::Ended if self.open == Some(Open::Call) => self.close_block(out),
+                ToolCallDelta::Ended => Ok(()),
             },
             GenerationEvent::Finished { reason, stop, usage, .. } => {
                 self.begin(usage.prompt_tokens, out)?;

@@ -5,7 +5,7 @@ use bytes::BytesMut;
 use gantry_anthropic::{MessageEncoder, decode_count_tokens, decode_messages};
 use gantry_core::{
     Answer, AnswerHead, AnswerOutput, ApiError, Chat, Constraint, ErrorKind, Extent, FinishReason, GenerationEvent,
-    Prompt, Role, StopCause, StreamEncoder, TextEncoder, TextRequest, Timings, Tool, ToolCall, ToolCallDelta,
+    Prompt, Role, StopCause, StreamEncoder, Stretch, TextEncoder, TextRequest, Timings, Tool, ToolCall, ToolCallDelta,
     ToolChoice, Usage,
 };
 use proptest::prelude::*;
@@ -300,24 +300,41 @@ fn message_of(events: &str) -> Value {
     message
 }
 
+/// What is thought, said and called in whatever order; the last call may stay half of one.
 fn events() -> impl Strategy<Value = (Vec<GenerationEvent>, FinishReason, Option<String>)> {
+    #[derive(Clone, Debug)]
+    enum Piece {
+        Thought(String),
+        Said(String),
+        Called(String, String, usize),
+    }
     let text = || ".{1,8}".prop_filter("empty", |text| !text.is_empty());
-    let reasoning = prop::collection::vec(text(), 0..3);
-    let said = prop::collection::vec(text(), 0..4);
-    let calls = prop::collection::vec(("[a-z]{1,6}", "[a-z]{0,9}", any::<usize>()), 0..3);
+    let piece = prop_oneof![
+        text().prop_map(Piece::Thought),
+        text().prop_map(Piece::Said),
+        ("[a-z]{1,6}", "[a-z]{0,9}", any::<usize>()).prop_map(|(name, value, cut)| Piece::Called(name, value, cut)),
+    ];
     let end = prop_oneof![Just(FinishReason::Stop), Just(FinishReason::Length)];
-    (reasoning, said, calls, end, prop::option::of("[a-z]{1,3}")).prop_map(|(reasoning, said, calls, end, stop)| {
-        let mut events: Vec<GenerationEvent> =
-            reasoning.into_iter().map(|text| GenerationEvent::Reasoning { text, tokens: 1 }).collect();
-        events.extend(said.into_iter().map(|text| GenerationEvent::Text { text, tokens: 1, logprobs: Vec::new() }));
-        for (index, (name, value, cut)) in (0..).zip(calls) {
+    let pieces = prop::collection::vec(piece, 0..8);
+    (pieces, any::<bool>(), end, prop::option::of("[a-z]{1,3}")).prop_map(|(pieces, is_half, end, stop)| {
+        let (mut events, mut index) = (Vec::new(), 0);
+        let last = pieces.iter().rposition(|piece| matches!(piece, Piece::Called(..)));
+        for (place, piece) in pieces.into_iter().enumerate() {
             let call = |delta| GenerationEvent::ToolCall { index, delta, tokens: 1 };
-            let arguments = json!({ "a": value }).to_string();
-            let (one, other) = arguments.split_at(cut % arguments.len());
-            events.push(call(ToolCallDelta::Begun { id: format!("call_{index}"), name }));
-            let pieces = [one, other].into_iter().filter(|piece| !piece.is_empty());
-            events.extend(pieces.map(|piece| call(ToolCallDelta::Arguments(piece.to_owned()))));
-            events.push(call(ToolCallDelta::Ended));
+            match piece {
+                Piece::Thought(text) => events.push(GenerationEvent::Reasoning { text, tokens: 1 }),
+                Piece::Said(text) => events.push(GenerationEvent::Text { text, tokens: 1, logprobs: Vec::new() }),
+                Piece::Called(name, value, cut) => {
+                    events.push(call(ToolCallDelta::Begun { id: format!("call_{index}"), name }));
+                    let arguments = json!({ "a": value }).to_string();
+                    let (one, other) = arguments.split_at(cut % arguments.len());
+                    let is_half = is_half && last == Some(place);
+                    let pieces = [one, if is_half { "" } else { other }].into_iter().filter(|piece| !piece.is_empty());
+                    events.extend(pieces.map(|piece| call(ToolCallDelta::Arguments(piece.to_owned()))));
+                    events.extend((!is_half).then(|| call(ToolCallDelta::Ended)));
+                    index += 1;
+                }
+            }
         }
         (events, end, stop.filter(|_| end == FinishReason::Stop))
     })
@@ -425,6 +442,34 @@ proptest! {
 }
 
 #[test]
+fn blocks_come_in_the_order_in_which_the_model_wrote_them() {
+    let mut output = AnswerOutput::default();
+    for event in [
+        GenerationEvent::Text { text: "I look.".to_owned(), tokens: 1, logprobs: Vec::new() },
+        GenerationEvent::ToolCall {
+            index: 0,
+            delta: ToolCallDelta::Begun { id: "c".to_owned(), name: "look".to_owned() },
+            tokens: 1,
+        },
+        GenerationEvent::ToolCall { index: 0, delta: ToolCallDelta::Arguments("{}".to_owned()), tokens: 1 },
+        GenerationEvent::ToolCall { index: 0, delta: ToolCallDelta::Ended, tokens: 1 },
+        GenerationEvent::Reasoning { text: "Hm.".to_owned(), tokens: 1 },
+        GenerationEvent::Text { text: "And wait.".to_owned(), tokens: 1, logprobs: Vec::new() },
+    ] {
+        output.push(event);
+    }
+    let answer = Answer { output, reason: FinishReason::Stop, stop: None, usage: USAGE, timings: Timings::default() };
+    let whole: Value = serde_json::from_slice(&MessageEncoder.whole(head(), vec![answer], USAGE).unwrap()).unwrap();
+    let blocks = json!([
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "id": "c", "name": "look", "input": {}},
+        {"type": "thinking", "thinking": "Hm.", "signature": ""},
+        {"type": "text", "text": "And wait."},
+    ]);
+    assert_eq!((&whole["content"], &whole["stop_reason"]), (&blocks, &json!("tool_use")));
+}
+
+#[test]
 fn an_answer_says_why_it_ended() {
     let call = ToolCall { id: "c".to_owned(), name: "look".to_owned(), arguments: "{\"a\": 1".to_owned() };
     for (tool_calls, reason, stop_string, told) in [
@@ -433,7 +478,8 @@ fn an_answer_says_why_it_ended() {
         (vec![call.clone()], FinishReason::Stop, None, "tool_use"),
         (vec![call], FinishReason::Length, None, "max_tokens"),
     ] {
-        let output = AnswerOutput { text: "a".to_owned(), tool_calls, ..AnswerOutput::default() };
+        let order = std::iter::once(Stretch::Text(1)).chain(tool_calls.iter().map(|_| Stretch::Call)).collect();
+        let output = AnswerOutput { text: "a".to_owned(), tool_calls, order, ..AnswerOutput::default() };
         let stop = stop_string.clone().map(StopCause::Text);
         let answer = Answer { output, reason, stop, usage: USAGE, timings: Timings::default() };
         let told_of: Value =

@@ -3,9 +3,9 @@
 //! One for text that was accepted emits `Started` at most once (again only where its worker died and nothing of it had been
 //! sent: what came before is void), then any number of `Echo` where it asks about its prompt, then any number of `Text`,
 //! `Reasoning` and `ToolCall`, then exactly one of `Finished` and `Failed`; one for a prompt alone emits `Prompt` instead of the
-//! others before its end. Calls of
-//! tools come one after the other: each is begun once, has its arguments in any number of pieces, and is ended before the next
-//! is begun, unless the answer ends within it.
+//! others before its end. Thoughts, text and calls come in the order in which the model wrote them. Calls of tools come one after
+//! the other: each is begun once, has its arguments in any number of pieces, and is ended before anything else comes, unless it
+//! stays half a call, where the answer ends within it or goes on as no call does.
 
 use std::sync::Arc;
 
@@ -110,15 +110,61 @@ pub struct AnswerOutput {
     pub tool_calls: Vec<ToolCall>,
     /// Whether the last of them has begun, and has not ended.
     pub call_is_open: bool,
+    /// In which order `reasoning`, `text` and `tool_calls` came ([`Self::parts`]).
+    pub order: Vec<Stretch>,
     /// Of each token of the text, where they were asked for.
     pub logprobs: Vec<TokenLogprob>,
 }
 
+/// A stretch of an answer, without a break by one of another kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stretch {
+    /// So many bytes of what the model thought.
+    Reasoning(usize),
+    /// So many bytes of the text.
+    Text(usize),
+    /// A call of a tool.
+    Call,
+}
+
+/// A part of an answer, without a break by one of another kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputPart<'a> {
+    /// What the model thought.
+    Reasoning(&'a str),
+    /// What it said.
+    Text(&'a str),
+    /// A tool that it called.
+    Call(&'a ToolCall),
+}
+
 impl AnswerOutput {
+    /// What the model thought, said and called, in the order in which it did.
+    pub fn parts(&self) -> impl Iterator<Item = OutputPart<'_>> {
+        let (mut reasoning, mut text, mut calls) =
+            (self.reasoning.as_str(), self.text.as_str(), self.tool_calls.iter());
+        self.order.iter().filter_map(move |stretch| match *stretch {
+            Stretch::Reasoning(bytes) => take(&mut reasoning, bytes).map(OutputPart::Reasoning),
+            Stretch::Text(bytes) => take(&mut text, bytes).map(OutputPart::Text),
+            Stretch::Call => calls.next().map(OutputPart::Call),
+        })
+    }
+
+    /// Lets the last stretch go on with this one, if it is of its kind.
+    fn extend_order(&mut self, more: Stretch) {
+        match (self.order.last_mut(), more) {
+            (_, Stretch::Reasoning(0) | Stretch::Text(0)) => {}
+            (Some(Stretch::Reasoning(bytes)), Stretch::Reasoning(more))
+            | (Some(Stretch::Text(bytes)), Stretch::Text(more)) => *bytes += more,
+            _ => self.order.push(more),
+        }
+    }
+
     /// Adds what an event says of the output.
     pub fn push(&mut self, event: GenerationEvent) {
         match event {
             GenerationEvent::Text { text, logprobs, .. } => {
+                self.extend_order(Stretch::Text(text.len()));
                 self.text.push_str(&text);
                 self.logprobs.extend(logprobs);
             }
@@ -126,9 +172,13 @@ impl AnswerOutput {
                 self.prompt.push_str(&text);
                 Arc::make_mut(&mut self.prompt_tokens).extend(tokens);
             }
-            GenerationEvent::Reasoning { text, .. } => self.reasoning.push_str(&text),
+            GenerationEvent::Reasoning { text, .. } => {
+                self.extend_order(Stretch::Reasoning(text.len()));
+                self.reasoning.push_str(&text);
+            }
             GenerationEvent::ToolCall { index, delta, .. } => match delta {
                 ToolCallDelta::Begun { id, name } => {
+                    self.extend_order(Stretch::Call);
                     self.tool_calls.push(ToolCall { id, name, arguments: String::new() });
                     self.call_is_open = true;
                 }
@@ -143,6 +193,13 @@ impl AnswerOutput {
             GenerationEvent::Prompt(_) | GenerationEvent::Finished { .. } | GenerationEvent::Failed(_) => {}
         }
     }
+}
+
+/// Takes so many bytes from the beginning of a text.
+fn take<'a>(text: &mut &'a str, bytes: usize) -> Option<&'a str> {
+    let (taken, rest) = text.split_at_checked(bytes)?;
+    *text = rest;
+    Some(taken)
 }
 
 /// What is new of a call of a tool.
@@ -362,6 +419,9 @@ mod tests {
             call(0, arguments("{")),
             call(0, arguments("}")),
             call(0, ToolCallDelta::Ended),
+            text(""),
+            text("c"),
+            GenerationEvent::Reasoning { text: "so".to_owned(), tokens: 1 },
             call(1, begun("2")),
             call(1, arguments("{\"cut")),
         ] {
@@ -372,13 +432,32 @@ mod tests {
             name: "f".to_owned(),
             arguments: arguments.to_owned(),
         };
+        let (one, two) = (call("1", "{}"), call("2", "{\"cut"));
         let wanted = AnswerOutput {
-            text: "ab".to_owned(),
-            reasoning: "hm".to_owned(),
-            tool_calls: vec![call("1", "{}"), call("2", "{\"cut")],
+            text: "abc".to_owned(),
+            reasoning: "hmso".to_owned(),
+            tool_calls: vec![one.clone(), two.clone()],
             call_is_open: true,
+            order: vec![
+                Stretch::Reasoning(2),
+                Stretch::Text(2),
+                Stretch::Call,
+                Stretch::Text(1),
+                Stretch::Reasoning(2),
+                Stretch::Call,
+            ],
             ..AnswerOutput::default()
         };
         assert_eq!(output, wanted);
+        let parts: Vec<OutputPart<'_>> = output.parts().collect();
+        let wanted = [
+            OutputPart::Reasoning("hm"),
+            OutputPart::Text("ab"),
+            OutputPart::Call(&one),
+            OutputPart::Text("c"),
+            OutputPart::Reasoning("so"),
+            OutputPart::Call(&two),
+        ];
+        assert_eq!(parts, wanted);
     }
 }

@@ -25,8 +25,9 @@ pub use chat::{Chat, ContinuationFault, Tool, ToolChoice, ToolsFault, check_cont
 pub use degradation::DegradationLevel;
 pub use error::{ParamError, RequestError, SubmitError};
 pub use event::{
-    AnswerOutput, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, PooledEvent, PooledOutput, PromptChance,
-    PromptToken, ShownPrompt, StopCause, Timings, TokenChance, TokenLogprob, TokenPiece, ToolCallDelta, Usage,
+    AnswerOutput, FinishReason, GenerationEvent, ITL_BUCKETS_MS, ItlHistogram, OutputPart, PooledEvent, PooledOutput,
+    PromptChance, PromptToken, ShownPrompt, StopCause, Stretch, Timings, TokenChance, TokenLogprob, TokenPiece,
+    ToolCallDelta, Usage,
 };
 pub use json::{integer_of, json_memory_bytes, read_body, read_integer, read_json};
 pub use limits::*;

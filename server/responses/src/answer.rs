@@ -1,7 +1,7 @@
 //! What comes of a request, as a response object.
 
 use gantry_core::{
-    Answer, AnswerHead, AnswerOutput, ApiError, EncodeError, FinishReason, TextEncoder, ToolCall, Usage,
+    Answer, AnswerHead, ApiError, EncodeError, FinishReason, OutputPart, StopCause, TextEncoder, ToolCall, Usage,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -255,35 +255,47 @@ pub(crate) fn call(id: &str, ToolCall { id: call_id, name, arguments }: &ToolCal
     })
 }
 
-fn items(head: &AnswerHead, output: &AnswerOutput, status: Status) -> Vec<Value> {
-    let AnswerOutput { text, reasoning: thought, tool_calls, .. } = output;
-    let mut items = Vec::with_capacity(tool_calls.len() + 2);
-    let count = usize::from(!thought.is_empty()) + usize::from(!text.is_empty()) + tool_calls.len();
-    // What was cut off is the last one.
-    let word = |index: usize| if index + 1 == count { status.word() } else { "completed" };
-    if !thought.is_empty() {
-        items.push(reasoning(&item_id("rs", head, 0), thought, word(0)));
-    }
-    if !text.is_empty() {
-        let index = items.len();
-        items.push(message(&item_id("msg", head, index), Some(text), word(index)));
-    }
-    for one in tool_calls {
-        let index = items.len();
-        items.push(call(&item_id("fc", head, index), one, word(index)));
-    }
-    items
+/// The status of a call that has begun and not ended; `is_cut`: more of it would have come.
+pub(crate) fn open_call_status(is_cut: bool) -> Status {
+    if is_cut { Status::Incomplete } else { Status::Completed }
+}
+
+/// Whether what ended an answer is not the model.
+pub(crate) fn is_cut(reason: FinishReason, stop: Option<&StopCause>) -> bool {
+    reason == FinishReason::Length || stop.is_some()
+}
+
+fn items(head: &AnswerHead, answer: &Answer) -> Vec<Value> {
+    let Answer { output, reason, stop, .. } = answer;
+    let parts: Vec<OutputPart<'_>> = output.parts().collect();
+    let is_call = |part: &OutputPart<'_>| matches!(part, OutputPart::Call(_));
+    let open_call = output.call_is_open.then(|| parts.iter().rposition(is_call)).flatten();
+    let item = |(index, part): (usize, &OutputPart<'_>)| {
+        let is_last = index + 1 == parts.len();
+        let status = match part {
+            OutputPart::Call(_) if open_call == Some(index) => {
+                open_call_status(!is_last || is_cut(*reason, stop.as_ref())).word()
+            }
+            OutputPart::Reasoning(_) | OutputPart::Text(_) if is_last => Status::of(*reason).word(),
+            _ => Status::Completed.word(),
+        };
+        match part {
+            OutputPart::Reasoning(text) => reasoning(&item_id("rs", head, index), text, status),
+            OutputPart::Text(text) => message(&item_id("msg", head, index), Some(text), status),
+            OutputPart::Call(of) => call(&item_id("fc", head, index), of, status),
+        }
+    };
+    parts.iter().enumerate().map(item).collect()
 }
 
 impl TextEncoder for ResponseEncoder {
     type Stream = ResponseStream;
 
     fn whole(self, head: AnswerHead, answers: Vec<Answer>, usage: Usage) -> Result<Vec<u8>, EncodeError> {
-        let (output, status) = match answers.into_iter().next() {
-            Some(Answer { output, reason, .. }) => (output, Status::of(reason)),
-            None => (AnswerOutput::default(), Status::Completed),
+        let (items, status) = match answers.first() {
+            Some(answer) => (items(&head, answer), Status::of(answer.reason)),
+            None => (Vec::new(), Status::Completed),
         };
-        let items = items(&head, &output, status);
         serde_json::to_vec(&told(&head, &self.asked, status, None, &items, Some(usage)))
     }
 

@@ -7,7 +7,7 @@ use gantry_core::{AnswerHead, ApiError, EncodeError, GenerationEvent, StreamEnco
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::answer::{Asked, Status, call, failure, item_id, message, part, reasoning, told};
+use crate::answer::{Asked, Status, call, failure, is_cut, item_id, message, open_call_status, part, reasoning, told};
 
 /// The item that goes on, with what it has come to.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl ResponseStream {
     /// See [`EncodeError`].
     pub fn cancel(&mut self, out: &mut BytesMut) -> Result<(), EncodeError> {
         self.status = Status::Cancelled;
-        self.end("incomplete", out)
+        self.end(Status::Incomplete, out)
     }
 
     /// Writes an event of these fields.
@@ -92,9 +92,10 @@ impl ResponseStream {
         item_id(kind, &self.head, self.items.len())
     }
 
-    /// Begins an item.
+    /// Begins an item; a call that goes on is left as it is.
     fn begin(&mut self, open: Open, out: &mut BytesMut) -> Result<(), EncodeError> {
-        self.end("completed", out)?;
+        let status = if self.is_in_call() { open_call_status(true) } else { Status::Completed };
+        self.end(status, out)?;
         let (id, index) = (self.id(&open), self.items.len());
         let (item, part) = match &open {
             Open::Thought(_) => {
@@ -112,10 +113,14 @@ impl ResponseStream {
         Ok(())
     }
 
+    fn is_in_call(&self) -> bool {
+        matches!(self.open, Some(Open::Call(_)))
+    }
+
     /// Ends the item that goes on, if one does.
-    fn end(&mut self, status: &str, out: &mut BytesMut) -> Result<(), EncodeError> {
+    fn end(&mut self, status: Status, out: &mut BytesMut) -> Result<(), EncodeError> {
         let Some(open) = self.open.take() else { return Ok(()) };
-        let (id, index) = (self.id(&open), self.items.len());
+        let (id, index, status) = (self.id(&open), self.items.len(), status.word());
         let place = |more: Value| {
             let mut place = json!({"item_id": id, "output_index": index});
             if let (Some(fields), Value::Object(more)) = (place.as_object_mut(), more) {
@@ -199,11 +204,13 @@ impl StreamEncoder for ResponseStream {
                     self.begin(Open::Call(call), out)
                 }
                 ToolCallDelta::Arguments(more) => self.delta(more, out),
-                ToolCallDelta::Ended => self.end("completed", out),
+                ToolCallDelta::Ended if self.is_in_call() => self.end(Status::Completed, out),
+                ToolCallDelta::Ended => Ok(()),
             },
-            GenerationEvent::Finished { reason, .. } => {
+            GenerationEvent::Finished { reason, stop, .. } => {
                 self.status = Status::of(*reason);
-                self.end(self.status.word(), out)
+                let is_cut = is_cut(*reason, stop.as_ref());
+                self.end(if self.is_in_call() { open_call_status(is_cut) } else { self.status }, out)
             }
             GenerationEvent::Started { .. } => {
                 self.status = Status::InProgress;

@@ -4,7 +4,7 @@
 use bytes::BytesMut;
 use gantry_core::{
     Answer, AnswerHead, AnswerOutput, ApiError, Constraint, ErrorKind, FinishReason, GenerationEvent, Prompt, Role,
-    StreamEncoder, TextEncoder, TextRequest, Timings, ToolCall, ToolCallDelta, ToolChoice, Usage,
+    StopCause, StreamEncoder, TextEncoder, TextRequest, Timings, ToolCallDelta, ToolChoice, Usage,
 };
 use gantry_responses::{
     MAX_RESPONSES_REFERRED, MAX_STORED_INPUT_BYTES, Progress, ResolvedRequest, ResponseEncoder, ResponseId,
@@ -255,22 +255,39 @@ fn usage() -> Usage {
     Usage { prompt_tokens: 5, cached_tokens: 2, completion_tokens: 4, reasoning_tokens: 3 }
 }
 
-fn events_of(output: &AnswerOutput, reason: FinishReason) -> Vec<GenerationEvent> {
+/// A part of an answer: what is thought, said or called.
+#[derive(Clone, Debug)]
+enum Piece {
+    Thought(String),
+    Said(String),
+    /// With its arguments; `true`: no more of it comes.
+    Called(String, bool),
+}
+
+/// The events of an answer of these parts, a letter at a time.
+fn events_of(parts: &[Piece], reason: FinishReason, stop: Option<StopCause>) -> Vec<GenerationEvent> {
     let mut events = vec![GenerationEvent::Started { prompt_tokens: 5, files_left_out: 0 }];
     let pieces = |text: &str| text.chars().map(String::from).collect::<Vec<_>>();
-    events.extend(pieces(&output.reasoning).into_iter().map(|text| GenerationEvent::Reasoning { text, tokens: 1 }));
-    events.extend(pieces(&output.text).into_iter().map(|text| GenerationEvent::Text {
-        text,
-        tokens: 1,
-        logprobs: vec![],
-    }));
-    for (index, ToolCall { id, name, arguments }) in (0..).zip(&output.tool_calls) {
-        let begun = ToolCallDelta::Begun { id: id.clone(), name: name.clone() };
-        let more = pieces(arguments).into_iter().map(ToolCallDelta::Arguments);
-        let deltas = std::iter::once(begun).chain(more).chain([ToolCallDelta::Ended]);
-        events.extend(deltas.map(|delta| GenerationEvent::ToolCall { index, delta, tokens: 1 }));
+    let mut index = 0;
+    for part in parts {
+        match part {
+            Piece::Thought(text) => {
+                events.extend(pieces(text).into_iter().map(|text| GenerationEvent::Reasoning { text, tokens: 1 }));
+            }
+            Piece::Said(text) => {
+                let said = |text| GenerationEvent::Text { text, tokens: 1, logprobs: vec![] };
+                events.extend(pieces(text).into_iter().map(said));
+            }
+            Piece::Called(arguments, has_ended) => {
+                let begun = ToolCallDelta::Begun { id: format!("call_{index}"), name: "f".to_owned() };
+                let more = pieces(arguments).into_iter().map(ToolCallDelta::Arguments);
+                let deltas = std::iter::once(begun).chain(more).chain(has_ended.then_some(ToolCallDelta::Ended));
+                events.extend(deltas.map(|delta| GenerationEvent::ToolCall { index, delta, tokens: 1 }));
+                index += 1;
+            }
+        }
     }
-    events.push(GenerationEvent::Finished { reason, stop: None, usage: usage(), timings: Timings::default() });
+    events.push(GenerationEvent::Finished { reason, stop, usage: usage(), timings: Timings::default() });
     events
 }
 
@@ -293,9 +310,13 @@ fn told(out: &BytesMut) -> Vec<Value> {
     std::str::from_utf8(out).unwrap().split_terminator("\n\n").map(event).collect()
 }
 
-fn whole(output: &AnswerOutput, reason: FinishReason) -> Value {
+/// The same answer, whole.
+fn whole(events: &[GenerationEvent]) -> Value {
     let (_, encoder) = decode(&json!({"input": "Hi", "metadata": {"a": "b"}})).unwrap();
-    let answer = Answer { output: output.clone(), reason, stop: None, usage: usage(), timings: Timings::default() };
+    let mut output = AnswerOutput::default();
+    events.iter().cloned().for_each(|event| output.push(event));
+    let Some(GenerationEvent::Finished { reason, stop, .. }) = events.last().cloned() else { panic!("{events:?}") };
+    let answer = Answer { output, reason, stop, usage: usage(), timings: Timings::default() };
     serde_json::from_slice(&encoder.whole(head(), vec![answer], usage()).unwrap()).unwrap()
 }
 
@@ -380,25 +401,38 @@ fn what_is_changed_for_the_property_is_right_before() {
 proptest! {
     #[test]
     fn pieces_add_up_to_the_whole_answer(
-        reasoning in ".{0,6}", text in "(?s).{0,6}", calls in prop::collection::vec("[a-z{}\"]{0,6}", 0..3), cut in any::<bool>(),
+        mut parts in prop::collection::vec(
+            prop_oneof![
+                ".{0,6}".prop_map(Piece::Thought),
+                "(?s).{0,6}".prop_map(Piece::Said),
+                "[a-z{}\"]{0,6}".prop_map(|arguments| Piece::Called(arguments, true)),
+            ],
+            0..7,
+        ),
+        is_half in any::<bool>(), is_cut in any::<bool>(), is_stopped in any::<bool>(),
     ) {
-        let call = |(i, arguments): (usize, String)| ToolCall { id: format!("call_{i}"), name: "f".to_owned(), arguments };
-        let tool_calls: Vec<ToolCall> = calls.into_iter().enumerate().map(call).collect();
-        // What is cut off within a call ends without the call's end; within a text it is the same.
-        let cut = cut && tool_calls.is_empty();
-        let reason = if cut { FinishReason::Length } else { FinishReason::Stop };
-        let output = AnswerOutput { text, reasoning, tool_calls, ..AnswerOutput::default() };
-        let events = streamed(&events_of(&output, reason));
+        // Behind half a call no other one comes.
+        let last = parts.iter_mut().rev().find_map(|part| match part {
+            Piece::Called(_, has_ended) => Some(has_ended),
+            _ => None,
+        });
+        if let Some(has_ended) = last {
+            *has_ended = !is_half;
+        }
+        let reason = if is_cut { FinishReason::Length } else { FinishReason::Stop };
+        let stop = (is_stopped && !is_cut).then(|| StopCause::Text("END".to_owned()));
+        let answer = events_of(&parts, reason, stop);
+        let events = streamed(&answer);
         let numbers: Vec<u64> = events.iter().map(|event| event["sequence_number"].as_u64().unwrap()).collect();
         prop_assert_eq!(numbers, (0..events.len() as u64).collect::<Vec<_>>());
         let first: Vec<&str> = events.iter().take(2).map(|event| event["type"].as_str().unwrap()).collect();
         prop_assert_eq!(first, ["response.created", "response.in_progress"]);
         let last = events.last().unwrap();
-        let whole = whole(&output, reason);
+        let whole = whole(&answer);
         prop_assert_eq!(&last["response"], &whole);
-        prop_assert_eq!(last["type"].as_str().unwrap(), if cut { "response.incomplete" } else { "response.completed" });
+        prop_assert_eq!(last["type"].as_str().unwrap(), if is_cut { "response.incomplete" } else { "response.completed" });
         prop_assert_eq!(json!(gathered(&events)), whole["output"].clone());
-        prop_assert_eq!(&whole["incomplete_details"], &if cut { json!({"reason": "max_output_tokens"}) } else { Value::Null });
+        prop_assert_eq!(&whole["incomplete_details"], &if is_cut { json!({"reason": "max_output_tokens"}) } else { Value::Null });
     }
 
     #[test]
@@ -417,6 +451,39 @@ proptest! {
             prop_assert_eq!(error.status, 400);
         }
     }
+}
+
+#[test]
+fn items_come_in_the_order_in_which_the_model_wrote_them() {
+    let said = |text: &str| Piece::Said(text.to_owned());
+    let called = |arguments: &str, has_ended| Piece::Called(arguments.to_owned(), has_ended);
+    let items = |parts: &[Piece], reason, stop| {
+        let whole = whole(&events_of(parts, reason, stop));
+        let item = |item: &Value| {
+            let word = |name: &str| item[name].as_str().unwrap().to_owned();
+            (word("type"), word("status"))
+        };
+        whole["output"].as_array().unwrap().iter().map(item).collect::<Vec<_>>()
+    };
+    let all = |told: &[(&str, &str)]| -> Vec<(String, String)> {
+        told.iter().map(|(kind, status)| ((*kind).to_owned(), (*status).to_owned())).collect()
+    };
+    let (stop, length) = (FinishReason::Stop, FinishReason::Length);
+    let (message, call, thought) = ("message", "function_call", "reasoning");
+    let parts =
+        [said("I look."), called("{}", true), Piece::Thought("Hm.".to_owned()), said("Wait."), called("{}", true)];
+    let kinds = [message, call, thought, message, call].map(|kind| (kind, "completed"));
+    assert_eq!(items(&parts, stop, None), all(&kinds));
+    // A call that has ended is whole, whatever ends the answer; half a call is one where the model did not end it.
+    assert_eq!(items(&[called("{}", true)], length, None), all(&[(call, "completed")]));
+    assert_eq!(items(&[called("{", false)], length, None), all(&[(call, "incomplete")]));
+    let stopped = Some(StopCause::Text("END".to_owned()));
+    assert_eq!(items(&[called("{", false)], stop, stopped), all(&[(call, "incomplete")]));
+    assert_eq!(items(&[called("{}", false)], stop, None), all(&[(call, "completed")]));
+    assert_eq!(
+        items(&[called("{", false), said("No.")], length, None),
+        all(&[(call, "incomplete"), (message, "incomplete")])
+    );
 }
 
 #[test]
@@ -529,7 +596,7 @@ fn a_response_in_the_background_waits_goes_on_and_ends() {
     let progress = |stream: &ResponseStream| Progress::read(&stream.response().unwrap()).unwrap();
     let (mut ends, mut cancelled, mut out) = (stream(), stream(), BytesMut::new());
     assert_eq!(progress(&ends), Progress { status: Status::Queued, background: true });
-    let events = events_of(&AnswerOutput { text: "ab".to_owned(), ..AnswerOutput::default() }, FinishReason::Stop);
+    let events = events_of(&[Piece::Said("ab".to_owned())], FinishReason::Stop, None);
     for event in &events[..2] {
         ends.event(0, event, &mut out).unwrap();
         cancelled.event(0, event, &mut out).unwrap();
