@@ -41,7 +41,6 @@ enum Open {
 /// What was told of a call.
 #[derive(Debug, Default)]
 struct ToldCall {
-    begun: bool,
     arguments_bytes: usize,
     ended: bool,
 }
@@ -222,48 +221,61 @@ impl AnswerReader {
             "content" => Some(Open::Text),
             _ => None,
         };
+        if !self.drops_calls {
+            self.tell_arguments(&parsed, out);
+        }
         // What was told before stays so, should a parser think better of it, as it does of white space that something begins with.
+        // White space behind a call is told with what follows it, or not at all.
         for (open, text) in [(Open::Reasoning, &parsed.reasoning), (Open::Text, &parsed.content)] {
             let told = if open == Open::Text { self.text_bytes } else { self.reasoning_bytes };
-            if told == 0 && !self.is_over && text.trim_start().is_empty() {
+            let more = text.get(told..).unwrap_or_default().to_owned();
+            let is_behind_calls = !self.calls.is_empty();
+            if more.trim_start().is_empty() && (is_behind_calls || (told == 0 && !self.is_over)) {
                 self.open = self.open.filter(|now| *now != open);
                 continue;
             }
-            self.tell(open, text.get(told..).unwrap_or_default().to_owned(), out);
+            // A call that is still read as one has ended where a thought or text follows it.
+            if is_behind_calls && self.calls.len() <= parsed.calls.len() {
+                self.end_call(self.calls.len() - 1, out);
+            }
+            self.tell(open, more, out);
         }
         if !self.drops_calls {
-            self.tell_calls(&parsed, out);
+            self.tell_new_calls(&parsed, out);
         }
         Some(parsed)
     }
 
-    fn tell_calls(&mut self, parsed: &ParsedAnswer, out: &mut Vec<Piece>) {
-        for (index, call) in parsed.calls.iter().enumerate() {
-            if call.name.is_empty() {
-                break;
-            }
-            if self.calls.len() == index {
-                if let Some(before) = index.checked_sub(1) {
-                    self.end_call(before, out);
-                }
-                self.calls.push(ToldCall::default());
-            }
-            let Some(told) = self.calls.get_mut(index) else { break };
-            let index = wire_index(index);
-            if !told.begun {
-                told.begun = true;
-                let id = if call.id.is_empty() { call_id() } else { call.id.clone() };
-                out.push(Piece::Call { index, delta: ToolCallDelta::Begun { id, name: call.name.clone() } });
-            }
-            let more = call.arguments.get(told.arguments_bytes..).unwrap_or_default();
-            if !more.is_empty() {
+    /// Tells more of the arguments of calls that have begun.
+    fn tell_arguments(&mut self, parsed: &ParsedAnswer, out: &mut Vec<Piece>) {
+        for (index, (call, told)) in parsed.calls.iter().zip(&mut self.calls).enumerate() {
+            let more = call.arguments.get(told.arguments_bytes..).filter(|more| !told.ended && !more.is_empty());
+            if let Some(more) = more {
                 told.arguments_bytes += more.len();
-                out.push(Piece::Call { index, delta: ToolCallDelta::Arguments(more.to_owned()) });
+                let delta = ToolCallDelta::Arguments(more.to_owned());
+                out.push(Piece::Call { index: wire_index(index), delta });
             }
         }
     }
 
-    /// Tells that a call's arguments are whole, of which the next one's beginning or the answer's end is the sign.
+    /// Tells of calls that have not begun.
+    fn tell_new_calls(&mut self, parsed: &ParsedAnswer, out: &mut Vec<Piece>) {
+        for (index, call) in parsed.calls.iter().enumerate().skip(self.calls.len()) {
+            if call.name.is_empty() {
+                break;
+            }
+            if let Some(before) = index.checked_sub(1) {
+                self.end_call(before, out);
+            }
+            self.calls.push(ToldCall::default());
+            let id = if call.id.is_empty() { call_id() } else { call.id.clone() };
+            let delta = ToolCallDelta::Begun { id, name: call.name.clone() };
+            out.push(Piece::Call { index: wire_index(index), delta });
+            self.tell_arguments(parsed, out);
+        }
+    }
+
+    /// Tells that a call's arguments are whole, of which what comes behind it or the answer's end is the sign.
     fn end_call(&mut self, call: usize, out: &mut Vec<Piece>) {
         if let Some(told) = self.calls.get_mut(call).filter(|told| !told.ended) {
             told.ended = true;
