@@ -341,13 +341,7 @@ fn chat(body: Body) -> Result<Chat, ApiError> {
     let mut open_calls = HashSet::new();
     for (i, turn) in turns.into_iter().enumerate() {
         let path = format!("messages[{i}].content");
-        if turn.content.0.len() > MAX_MESSAGES_BLOCKS {
-            let n = turn.content.0.len();
-            return Err(ApiError::wrong_value(
-                path,
-                format_args!("must have at most {MAX_MESSAGES_BLOCKS} blocks, not {n}"),
-            ));
-        }
+        check_blocks(&path, &turn.content)?;
         match turn.role {
             Speaker::User => user(&path, turn.content, &mut open_calls, &mut messages)?,
             Speaker::Assistant => messages.push(assistant(&path, turn.content, &mut open_calls)?),
@@ -394,8 +388,19 @@ fn result(path: &str, content: Content) -> Result<Vec<Part>, ApiError> {
     texts(path, Content(content.0.into_iter().map(found).collect()))
 }
 
+fn check_blocks(path: &str, content: &Content) -> Result<(), ApiError> {
+    match content.0.len() {
+        0..=MAX_MESSAGES_BLOCKS => Ok(()),
+        n => {
+            let message = format_args!("must have at most {MAX_MESSAGES_BLOCKS} blocks, not {n}");
+            Err(ApiError::wrong_value(path.to_owned(), message))
+        }
+    }
+}
+
 /// Blocks of which each must be text.
 fn texts(path: &str, content: Content) -> Result<Vec<Part>, ApiError> {
+    check_blocks(path, &content)?;
     let text = |(i, block)| match block {
         Block::Text { text, citations: None, .. } => Ok(Part::Text(text)),
         Block::Text { .. } => {

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use bytes::BytesMut;
-use gantry_anthropic::{MessageEncoder, decode_count_tokens, decode_messages};
+use gantry_anthropic::{MAX_MESSAGES_BLOCKS, MessageEncoder, decode_count_tokens, decode_messages};
 use gantry_core::{
     Answer, AnswerHead, AnswerOutput, ApiError, Chat, Constraint, ErrorKind, Extent, FinishReason, GenerationEvent,
     Prompt, Role, StopCause, StreamEncoder, Stretch, TextEncoder, TextRequest, Timings, Tool, ToolCall, ToolCallDelta,
@@ -125,6 +125,29 @@ fn what_a_tool_says_of_itself_is_obeyed_or_changes_nothing() {
     let plain = json!({"name": "look", "description": "Looks.", "input_schema": schema, "type": null, "input_examples": [],
         "allowed_callers": null, "strict": null});
     assert_eq!(of(&plain), ("look".to_owned(), "Looks.".to_owned(), Some(schema), false));
+}
+
+#[test]
+fn blocks_are_counted_wherever_they_stand() {
+    let blocks = |n: usize| vec![json!({"type": "text", "text": "a"}); n];
+    let (most, more) = (blocks(MAX_MESSAGES_BLOCKS), blocks(MAX_MESSAGES_BLOCKS + 1));
+    let call = json!({"type": "tool_use", "id": "t", "name": "look", "input": {}});
+    let turns = |said: &[Value], returned: &[Value]| {
+        json!({"messages": [
+            {"role": "user", "content": said}, {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": returned}]},
+        ]})
+    };
+    decode(&with(turns(&most, &most))).unwrap();
+    decode(&with(json!({"system": most}))).unwrap();
+    for (body, place) in [
+        (json!({"system": more}), "system"),
+        (turns(&more, &most), "messages[0].content"),
+        (turns(&most, &more), "messages[2].content[0].content"),
+    ] {
+        let error = decode(&with(body)).unwrap_err();
+        assert!(error.param.as_deref() == Some(place) && error.message.contains("blocks"), "{error}");
+    }
 }
 
 #[test]
