@@ -527,7 +527,10 @@ impl Collector {
         match (gate.duration.to_std(), rollout.progress_deadline.to_std()) {
             (Err(error), _) => self.invalid(SHADOW, format!("duration: {error}")),
             (Ok(duration), Ok(most)) if duration > most => {
-                self.invalid(SHADOW, "duration: use at most spec.rollout.progressDeadline, or a longer progressDeadline");
+                self.invalid(
+                    SHADOW,
+                    "duration: use at most spec.rollout.progressDeadline, or a longer progressDeadline",
+                );
             }
             (Ok(_), _) => {}
         }

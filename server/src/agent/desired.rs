@@ -556,7 +556,8 @@ mod tests {
         let mut asks = object(
             json!({"candidateVersion": "v2", "rollout": rollout("Prepare"), "versions": [version("v2", json!({}))]}),
         );
-        asks.data["spec"]["rollout"]["gates"] = json!({"prompts": null, "drift": null, "performance": null, "shadow": null});
+        asks.data["spec"]["rollout"]["gates"] =
+            json!({"prompts": null, "drift": null, "performance": null, "shadow": null});
         assert_eq!(unknown(&read(asks, &PodHas::default()).unwrap().assignment.desired, "v2"), [""; 0]);
         // A gate that cannot be read at all hides no other, and not the object.
         let mut asks = object(json!({"activeVersion": "v1", "candidateVersion": "v2", "rollout": rollout("Prepare"),

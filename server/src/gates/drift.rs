@@ -356,9 +356,8 @@ pub(super) async fn compared(
         }
     };
     let drift = compare(&answer.says, &read.output.prompt_tokens).map_err(|other| {
-        let message = format!(
-            "{other}; what it predicts cannot be compared: leave {field} out for this change of model"
-        );
+        let message =
+            format!("{other}; what it predicts cannot be compared: leave {field} out for this change of model");
         Refusal::new(GateName::Drift, message).with_value("another vocabulary")
     })?;
     Ok(Compared::Answer(drift))

@@ -50,7 +50,8 @@ impl Job {
         let limits = given.map_err(|(field, error)| unusable(format!("spec.rollout.gates.drift.{field}: {error}")))?;
         let duration = self.gate.duration.to_std().map_err(|error| unusable(format!("{FIELD}.duration: {error}")))?;
         let share = f64::from(self.gate.sample_percent) / 100.0;
-        let found = watch(&reference, version, share, duration, |step| report.shadowed(step, &self.gate.duration)).await?;
+        let found =
+            watch(&reference, version, share, duration, |step| report.shadowed(step, &self.gate.duration)).await?;
         if found.requests() == 0 {
             report.skip(GateName::Shadow, &format!("no request was answered in {}", self.gate.duration));
         } else {
@@ -152,10 +153,11 @@ async fn both(
     prompt: &Prompt,
     number: usize,
 ) -> Result<(Compared, Option<Rates>), Refusal> {
-    let compared = drift::compared(reference, candidate, prompt, FIELD).await.map_err(|refusal| match refusal.gate {
-        GateName::Drift => Refusal { gate: GateName::Shadow, ..refusal },
-        _ => refusal,
-    })?;
+    let compared =
+        drift::compared(reference, candidate, prompt, FIELD).await.map_err(|refusal| match refusal.gate {
+            GateName::Drift => Refusal { gate: GateName::Shadow, ..refusal },
+            _ => refusal,
+        })?;
     let rates = match &compared {
         Compared::Answer(_) => performance::rates(reference, candidate, prompt, number).await?,
         Compared::NotAnswered(_) | Compared::NotTaken(_) => None,

@@ -48,7 +48,10 @@ fn load(front: &Arc<Front>, is_over: &Arc<AtomicBool>, answers: &Arc<AtomicUsize
                 let body = json!({"model": "chat", "messages": question["messages"], "max_tokens": 24});
                 let asked = front.client.post(format!("{}/v1/chat/completions", front.base)).json(&body);
                 let answer = asked.send().await.unwrap();
-                assert_eq!((answer.status().as_u16(), &answer.headers()["x-gantry-version"]), (200, &"v1".parse().unwrap()));
+                assert_eq!(
+                    (answer.status().as_u16(), &answer.headers()["x-gantry-version"]),
+                    (200, &"v1".parse().unwrap())
+                );
                 let _: Value = answer.json().await.unwrap();
                 answers.fetch_add(1, Ordering::Relaxed);
             }
@@ -88,7 +91,8 @@ async fn a_candidate_is_compared_on_what_users_ask_and_no_user_notices() {
     assert!(message.contains("spec.rollout.gates.drift."), "{message}");
     let (server, sha256) = served("demo-v2.q8_0.gguf").await;
     let mut small = version("v5", &server, &sha256);
-    small["runtime"]["contextSize"] = json!(64);
+    small["runtime"]["contextSize"] = json!(32);
+    small["runtime"]["parallel"] = json!(1);
     let found = judged(&mut pod, &small).await;
     assert_eq!(found["verdict"], "Fail", "{found}");
     assert!(found["value"].as_str().unwrap().ends_with(" requests not taken"), "{found}");

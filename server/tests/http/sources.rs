@@ -510,7 +510,7 @@ fn an_address_that_cannot_be_used_is_told_with_the_other_mistakes() {
         ("ftp://host/m.gguf", "ftp:// in this release"),
         ("hf://acme/m.gguf", "hf://owner/repository@revision/path/model.gguf"),
         ("s3://bucket", "s3://bucket/path/model.gguf"),
-        ("file:///nowhere/m.gguf", "no such file"),
+        ("file:///nowhere/m.gguf", "\"/nowhere/m.gguf\" is not there"),
     ] {
         let mut serve = home.in_it(command(Path::new(address)), &[]);
         serve.args(["--port", "nothing"]);
