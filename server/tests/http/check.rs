@@ -131,7 +131,7 @@ fn what_cannot_be_judged_is_told_with_all_mistakes_and_ends_with_another_code() 
         (&["--gates", path(&asks)], &["--prompts must name a file with what ConfigMap golden has"]),
         (&["--gates", path(&plain), "--prompts", path(&prompts)], &["--prompts must be left out, or"]),
         (&["--prompts", path(&broken)], &["line 1 of prompts.jsonl"]),
-        (&["--reference", "missing.gguf", "--ctx-size", "1"], &["\"missing.gguf\" is not there", "--ctx-size must be"]),
+        (&["--reference", "missing.gguf", "--parallel", "0"], &["\"missing.gguf\" is not there", "--parallel must be"]),
         (&["--reference", path(&damaged)], &["not judged: the reference", "cannot be loaded: Format: "]),
     ] {
         let output = check("demo-v2.q8_0.gguf", args);
