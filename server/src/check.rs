@@ -82,7 +82,7 @@ fn judge_and_print(settings: &CheckSettings, format: CheckFormat) -> anyhow::Res
 
 /// How it ended.
 enum Ended {
-    Judged(Outcome),
+    Judged(Box<Outcome>),
     /// By the signal of this number.
     ToldToEnd(u8),
 }
@@ -108,7 +108,7 @@ async fn until_told_to_end(settings: &CheckSettings) -> anyhow::Result<Ended> {
     let signal = tokio::select! {
         biased;
         signal = serve::told_to_end() => signal?,
-        outcome = &mut judged => return Ok(Ended::Judged(outcome?)),
+        outcome = &mut judged => return Ok(Ended::Judged(Box::new(outcome?))),
     };
     cancel.cancel();
     // Workers that do not end in time end with their front, which they notice.

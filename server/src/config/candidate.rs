@@ -1,8 +1,8 @@
 //! What `check` is asked: two models, the gates, the golden prompts, and how the models are run.
 //!
-//! The gates are read by the type of the CRD, and what the API server or the operator would refuse of them is refused here by the
-//! same code ([`GatesSpec::problems`]), a field that this release does not know by its path. Absent: what the gates find
-//! ([`crate::check`]).
+//! The gates are read by the type of the CRD. A field that this release does not know is refused by its path, and what the operator
+//! would refuse is refused by the same code ([`GatesSpec::problems`]), which takes some spellings of numbers that the API server's
+//! rules do not. Absent: what the gates find ([`crate::check`]).
 
 use std::path::{Path, PathBuf};
 
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_api_server_would_refuse_is_refused_by_its_path() {
+    fn what_no_service_could_follow_is_refused_by_its_path() {
         for (wrong, says) in [
             ("drift: {minAgrement: 95%}", "drift.minAgrement is no field"),
             ("drfit: {}", "drfit is no field"),
