@@ -496,7 +496,9 @@ pub struct PromptsGate {
     pub min_pass: Percent,
 }
 
-fn default_min_pass() -> Percent {
+/// The share of golden prompts that must be answered as expected where none is given.
+#[must_use]
+pub fn default_min_pass() -> Percent {
     "100%".into()
 }
 

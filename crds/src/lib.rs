@@ -15,6 +15,7 @@ pub mod inference_service;
 pub mod model_version;
 pub(crate) mod open;
 pub mod pod;
+pub mod problem;
 pub mod quantity;
 pub mod revision;
 pub mod runtime;

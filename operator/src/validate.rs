@@ -15,12 +15,12 @@ use gantry_crds::{
     InferenceService, InferenceServiceSpec,
     address::{credential, is_pinned},
     inference_service::{
-        CANARY_STEPS_MAX, CacheMode, CanarySpec, DriftGate, DriftReference, GatesSpec, ModelSpec, OBJECT_NAME_RULE,
-        PerformanceGate, PodSpec, PrefixCacheSpec, PromptsGate, RollbackSignals, RolloutSpec, RolloutStrategy,
-        RuntimeSpec, ShadowGate, SourceSpec, cache_bytes, is_object_name,
+        CANARY_STEPS_MAX, CacheMode, CanarySpec, GatesSpec, ModelSpec, PodSpec, PrefixCacheSpec, PromptsGate,
+        RollbackSignals, RolloutSpec, RolloutStrategy, RuntimeSpec, SourceSpec, cache_bytes,
     },
+    problem::of_object_name,
     revision::{is_same, judged_by, version_name},
-    scalars::{Percent, PositiveQuantity, Ratio},
+    scalars::{Percent, PositiveQuantity},
     status::{GateName, NamedVersion},
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -32,7 +32,10 @@ use crate::{
     limits::RETRY_TOKEN_CHARS_MAX,
 };
 
-pub use gantry_crds::{RESTART_ANNOTATION, RETRY_ANNOTATION};
+pub use gantry_crds::{
+    RESTART_ANNOTATION, RETRY_ANNOTATION,
+    problem::{Problem, ProblemKind},
+};
 
 /// A spec that can be carried out.
 #[derive(Debug, Clone, PartialEq)]
@@ -219,35 +222,6 @@ impl PodSettings {
     }
 }
 
-/// One thing in the spec that cannot be carried out.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
-    /// Whether the value is wrong, or right but not supported yet.
-    pub kind: ProblemKind,
-    /// Path of the field.
-    pub field: &'static str,
-    /// What is wrong, or what to use instead.
-    pub advice: String,
-}
-
-/// Why a field cannot be carried out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProblemKind {
-    /// The value is wrong.
-    Invalid,
-    /// This release does not carry it out.
-    NotSupported,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.kind {
-            ProblemKind::Invalid => write!(f, "{}: {}", self.field, self.advice),
-            ProblemKind::NotSupported => write!(f, "{} is not supported yet: {}", self.field, self.advice),
-        }
-    }
-}
-
 /// All problems of a spec; never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problems(pub Vec<Problem>);
@@ -311,25 +285,12 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
     if let Some(prefixes) = &spec.runtime.prefix_cache {
         problems.prefix_cache(prefixes, spec.cache.size_limit.as_ref());
     }
-    problems.parsed("spec.rollout.gates.memory.headroom", spec.rollout.gates.memory.headroom.ratio());
+    problems.gates(&spec.rollout);
     if let Some(timeout) = &spec.scheduling.queue_timeout {
         problems.parsed("spec.scheduling.queueTimeout", timeout.to_std());
     }
     if let Some(signals) = &spec.rollout.rollback.signals {
         problems.signals(signals);
-    }
-    if let Some(prompts) = &spec.rollout.gates.prompts {
-        problems.parsed("spec.rollout.gates.prompts.minPass", prompts.min_pass.ratio());
-        problems.object_name("spec.rollout.gates.prompts.configMapRef.name", &prompts.config_map_ref.name);
-    }
-    if let Some(drift) = &spec.rollout.gates.drift {
-        problems.drift(drift, spec.rollout.strategy);
-    }
-    if let Some(performance) = &spec.rollout.gates.performance {
-        problems.performance(performance, spec.rollout.strategy);
-    }
-    if let Some(shadow) = &spec.rollout.gates.shadow {
-        problems.shadow(shadow, &spec.rollout);
     }
     let canary = spec.rollout.canary.as_ref().map(|canary| problems.canary(canary, spec.rollout.strategy));
     let progress_deadline = problems.parsed("spec.rollout.progressDeadline", spec.rollout.progress_deadline.to_std());
@@ -499,42 +460,25 @@ impl Collector {
         }
     }
 
-    fn drift(&mut self, gate: &DriftGate, strategy: RolloutStrategy) {
-        const DRIFT: &str = "spec.rollout.gates.drift";
-        let agreement = gate.min_agreement.as_ref().and_then(|share| Some(("minAgreement", share.ratio().err()?)));
-        let ratios = [("maxKl", &gate.max_kl), ("maxPerplexityRatio", &gate.max_perplexity_ratio)];
-        let ratios = ratios.into_iter().filter_map(|(name, ratio)| Some((name, ratio.as_ref()?.value().err()?)));
-        for (name, error) in agreement.into_iter().chain(ratios) {
-            self.invalid(DRIFT, format!("{name}: {error}"));
-        }
-        self.not_supported(gate.reference != DriftReference::Active, DRIFT, "reference: use Active");
-        self.beside_the_active_one(DRIFT, strategy);
-    }
-
-    fn performance(&mut self, gate: &PerformanceGate, strategy: RolloutStrategy) {
-        const PERFORMANCE: &str = "spec.rollout.gates.performance";
-        if let Some(Err(error)) = gate.min_decode_ratio.as_ref().map(Ratio::value) {
-            self.invalid(PERFORMANCE, format!("minDecodeRatio: {error}"));
-        }
-        self.beside_the_active_one(PERFORMANCE, strategy);
-    }
-
-    fn shadow(&mut self, gate: &ShadowGate, rollout: &RolloutSpec) {
+    fn gates(&mut self, rollout: &RolloutSpec) {
         const SHADOW: &str = "spec.rollout.gates.shadow";
-        if !(1..=100).contains(&gate.sample_percent) {
-            self.invalid(SHADOW, "samplePercent: use a number from 1 to 100");
+        let gates = &rollout.gates;
+        self.0.extend(gates.problems());
+        if let Some(shadow) = &gates.shadow
+            && let (Ok(duration), Ok(most)) = (shadow.duration.to_std(), rollout.progress_deadline.to_std())
+            && duration > most
+        {
+            let advice = "duration: use at most spec.rollout.progressDeadline, or a longer progressDeadline";
+            self.invalid(SHADOW, advice);
         }
-        match (gate.duration.to_std(), rollout.progress_deadline.to_std()) {
-            (Err(error), _) => self.invalid(SHADOW, format!("duration: {error}")),
-            (Ok(duration), Ok(most)) if duration > most => {
-                self.invalid(
-                    SHADOW,
-                    "duration: use at most spec.rollout.progressDeadline, or a longer progressDeadline",
-                );
-            }
-            (Ok(_), _) => {}
+        let comparing = [
+            ("spec.rollout.gates.drift", gates.drift.is_some()),
+            ("spec.rollout.gates.performance", gates.performance.is_some()),
+            (SHADOW, gates.shadow.is_some()),
+        ];
+        for (gate, _) in comparing.into_iter().filter(|(_, is_asked_for)| *is_asked_for) {
+            self.beside_the_active_one(gate, rollout.strategy);
         }
-        self.beside_the_active_one(SHADOW, rollout.strategy);
     }
 
     fn beside_the_active_one(&mut self, gate: &'static str, strategy: RolloutStrategy) {
@@ -587,8 +531,8 @@ impl Collector {
 
     /// A name that no object has would break only when somebody asks for it.
     fn object_name(&mut self, field: &'static str, name: &str) {
-        if !is_object_name(name) {
-            self.invalid(field, format!("{name:?} is no name of an object: use {OBJECT_NAME_RULE}"));
+        if let Some(advice) = of_object_name(name) {
+            self.invalid(field, advice);
         }
     }
 

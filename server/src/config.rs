@@ -5,6 +5,7 @@
 //! reference, and a test holds it to what is here. Absent: limits that nobody sets ([`crate::limits`]).
 
 mod args;
+mod candidate;
 mod check;
 mod habits;
 mod line;
@@ -22,7 +23,11 @@ use gantry_engine::{
     Pooling, SplitMode,
 };
 
-pub use self::args::{BackendArgs, CacheArgs, Cli, Command, HttpArgs, PodArgs, ReportFormat, ServeArgs, ValidateArgs};
+pub use self::args::{
+    BackendArgs, CacheArgs, CheckArgs, CheckFormat, Cli, Command, HttpArgs, PodArgs, ReportFormat, ServeArgs,
+    ValidateArgs,
+};
+pub use self::candidate::{CheckSettings, NamedModel};
 use self::check::Check;
 pub use self::check::Problems;
 pub use self::line::{Line, read};
@@ -55,6 +60,16 @@ const MAX_MEMORY_LIMIT_MIB: u32 = 1 << 24;
 const MAX_GPU_MEMORY_MIB: u32 = 1 << 24;
 /// The most disk for prefixes that a flag may ask for, in MiB.
 const MAX_CACHE_DISK_MIB: u32 = 1 << 24;
+/// The most bytes of a file of gates, which a few lines are.
+const MAX_GATES_FILE_BYTES: u64 = 64 * 1024;
+/// The most bytes of a file of golden prompts: what the API server lets a ConfigMap have.
+const MAX_PROMPTS_FILE_BYTES: u64 = 1 << 20;
+/// The least context in tokens that a version of a service may have.
+const MIN_SERVICE_CTX_SIZE: u32 = 128;
+/// The most context in tokens that a version of a service may have.
+const MAX_SERVICE_CTX_SIZE: u32 = 1 << 24;
+/// The most sequences that a version of a service may have.
+const MAX_SERVICE_PARALLEL: u32 = 255;
 /// The least disk for models from stores that a flag may ask for, in MiB.
 const MIN_CACHE_SIZE_MIB: u32 = 1;
 /// The most disk for models from stores that a flag may ask for, in MiB.
@@ -191,8 +206,13 @@ impl PodArgs {
 
 impl CacheArgs {
     /// The models that are named by an address, of which a file of this machine is none. Those of the others that are not there
-    /// are told.
-    fn models(&self, check: &mut Check, model: &mut PathBuf, draft: Option<&mut PathBuf>) -> RemoteModels {
+    /// are told. `model` is named by this flag.
+    fn models(
+        &self,
+        check: &mut Check,
+        (flag, model): (&str, &mut PathBuf),
+        draft: Option<&mut PathBuf>,
+    ) -> RemoteModels {
         let environment = Environment::OWN;
         let sha256 = self.digest(check);
         let remote = |check: &mut Check, flag: &str, named: &mut PathBuf, sha256: Option<Digest>| {
@@ -207,7 +227,7 @@ impl CacheArgs {
             check.file(flag, named);
             None
         };
-        let model = remote(check, "model", model, sha256);
+        let model = remote(check, flag, model, sha256);
         let draft = draft.and_then(|draft| remote(check, "model-draft", draft, None));
         if sha256.is_some() && model.is_none() {
             check.problem(String::from("--sha256 must be left out where --model is a file of this machine"));
@@ -229,7 +249,7 @@ impl ValidateArgs {
     pub fn check(&self) -> Result<RemoteModels, Problems> {
         let mut check = Check::default();
         let mut file = self.file().to_owned();
-        let models = self.cache.models(&mut check, &mut file, None);
+        let models = self.cache.models(&mut check, ("model", &mut file), None);
         check.finish(models)
     }
 }
@@ -296,7 +316,7 @@ impl ServeArgs {
             check.problem("--cache-type-v must be the same as --cache-type-k".to_owned());
         }
         let (mut model, mut draft) = (self.model_file(&mut check), self.model_draft.clone());
-        let remote = self.cache.models(&mut check, &mut model, draft.as_mut());
+        let remote = self.cache.models(&mut check, ("model", &mut model), draft.as_mut());
         let mut names = self.alias.clone();
         if names.is_empty() {
             names.extend(source::name_of(&model, remote.model.as_ref()));

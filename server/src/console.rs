@@ -8,7 +8,9 @@ use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::sync::OnceLock;
 
+use gantry_crds::status::CandidateStatus;
 use gantry_engine::ModelInfo;
+use gantry_rollout::Lines;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value};
 use tokio::sync::watch;
@@ -154,6 +156,33 @@ pub async fn show_loading(name: String, mut progress: watch::Receiver<f32>) {
             return;
         }
     }
+}
+
+/// Shows how far models are with their gates, for ever: see [`shown`].
+pub async fn show_gates(mut board: watch::Receiver<Lines>) {
+    let Some(Console { bar, .. }) = CONSOLE.get() else { return };
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
+        bar.set_style(style);
+    }
+    bar.reset();
+    bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+    loop {
+        let lines: Vec<String> = board.borrow_and_update().values().map(in_gates).collect();
+        bar.set_message(lines.join("; "));
+        bar.tick();
+        if board.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Which model it is, what it does, and how far it is with that.
+fn in_gates(line: &CandidateStatus) -> String {
+    let mut text = format!("{}: {}", line.version, line.phase.as_str().to_ascii_lowercase());
+    if let Some(summary) = line.progress.as_ref().and_then(|progress| progress.summary.as_ref()) {
+        let _ = write!(text, ", {summary}");
+    }
+    text
 }
 
 /// Takes the bar away: what it showed has ended.

@@ -10,6 +10,7 @@
 
 pub mod agent;
 pub mod api;
+pub mod check;
 pub mod config;
 pub mod console;
 pub mod descriptors;

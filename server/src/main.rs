@@ -26,9 +26,9 @@ use gantry_server::output::Output;
 use gantry_server::processors::Processors;
 use gantry_server::response_store::ResponseStore;
 use gantry_server::routing::{Router, Routing};
-use gantry_server::serve::{self, Ended, Ports};
+use gantry_server::serve::{self, EXIT_SIGNAL_BASE, Ended, Ports};
 use gantry_server::version::{Version, VersionSpec, WorkerConfig, label};
-use gantry_server::{console, descriptors, processors, pull, telemetry, validate, worker};
+use gantry_server::{check, console, descriptors, processors, pull, telemetry, validate, worker};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -36,8 +36,6 @@ use tokio_util::sync::CancellationToken;
 
 /// The exit code for settings that cannot be followed.
 const EXIT_SETTINGS: u8 = 2;
-/// What is added to the number of a signal that ends a process, as shells do.
-const EXIT_SIGNAL_BASE: u8 = 128;
 /// Bodies and answers of at least so many bytes leave nothing behind in the front's memory.
 const FRONT_LARGE_BLOCK_BYTES: u32 = 1 << 20;
 
@@ -82,6 +80,11 @@ fn run(command: Command, moot: &[String]) -> anyhow::Result<ExitCode> {
             let told = moot.iter().map(|flag| format!("gantry-server: warning: {flag}\n"));
             telemetry::write_lines(told.collect::<String>().as_bytes());
             validate::run(args)
+        }
+        Command::Check(args) => {
+            let told = moot.iter().map(|flag| format!("gantry-server: warning: {flag}\n"));
+            telemetry::write_lines(told.collect::<String>().as_bytes());
+            check::run(&args)
         }
         Command::Devices(args) => devices(&args),
         Command::Template => {

@@ -1,4 +1,4 @@
-//! Models that the command line names by an address: `serve` and `validate` have them brought before they look at anything.
+//! Models that the command line names by an address: `serve`, `validate` and `check` have them brought before they look at anything.
 //!
 //! Flow: the cache is opened, each model is brought into it ([`Fetcher::bring`]) while its progress is told, and what it was is told
 //! so that it can be pinned. A fetch of which nothing comes for [`FETCH_PATIENCE`] is given up: somebody waits at the terminal, and
@@ -46,6 +46,14 @@ pub async fn pull(models: &RemoteModels) -> anyhow::Result<Pulled> {
     let (model, draft) = (bring(&models.model).await?, bring(&models.draft).await?);
     (pulled.model, pulled.draft) = (model, draft);
     Ok(pulled)
+}
+
+/// Brings one model.
+///
+/// # Errors
+/// As [`pull`].
+pub async fn bring(cache: &ModelCache, model: &RemoteModel) -> anyhow::Result<Brought> {
+    pull_one(&fetcher(cache)?, cache, model).await
 }
 
 /// Writes the headers of a model into `folder` instead of bringing all of it, and gives the first one's path; `None` where its

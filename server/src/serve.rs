@@ -36,6 +36,9 @@ use crate::limits::{
     SLOW_CLIENT_CROWDED_LIMIT, SLOW_PROBE_LIMIT, UNREADY_BEFORE_CLOSE, UNREADY_BEFORE_CLOSE_MAX,
 };
 
+/// What is added to the number of a signal that ends a process, as shells do.
+pub const EXIT_SIGNAL_BASE: u8 = 128;
+
 /// Where the server is reached.
 pub struct Ports {
     /// Everything is answered here.

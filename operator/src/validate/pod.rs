@@ -2,14 +2,14 @@
 //! the Pod Security Standard `restricted` allows is refused here as well.
 
 use gantry_crds::{
-    inference_service::OBJECT_NAME_RULE,
+    inference_service::{OBJECT_NAME_RULE, is_object_name},
     pod::{
         MAX_POD_SPEC_BYTES, OWN_FOLDERS, OWN_KEYS, OWN_LABELS, OWN_VARIABLES, OWN_VOLUME_NAMES, OWN_VOLUMES, PodSpec,
         STORE_VARIABLES,
     },
 };
 
-use super::{ApiSettings, Collector, NamedObject, ObjectKind, PodObject, StorePlace, is_object_name};
+use super::{ApiSettings, Collector, NamedObject, ObjectKind, PodObject, StorePlace};
 
 const ENV: &str = "spec.pod.env";
 const VOLUMES: &str = "spec.pod.volumes";

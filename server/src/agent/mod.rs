@@ -20,8 +20,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::fetch::{Cache, Digest, FetchError, Fetcher, Reach, Source};
-use crate::gates::Gates;
 use crate::gates::objects::Objects;
+use crate::gates::{Gates, Loader};
 use crate::rollout::Manager;
 use crate::routing::Router;
 use crate::version::WorkerConfig;
@@ -109,7 +109,7 @@ pub async fn run_with(
     let fetcher = Fetcher::new(Arc::clone(&cache), config.reach)?;
     let objects = Objects::new(client.clone(), &config.namespace);
     let volumes = config.model_volumes.clone();
-    let gates = Arc::new(Gates { fetcher, workers, objects, volumes, loading: tokio::sync::Mutex::default() });
+    let gates = Arc::new(Gates { fetcher, loader: Loader::new(workers), objects, volumes });
 
     let (seen, observed) = tokio::sync::watch::channel(watch::Observed::default());
     let (asked, desired) = tokio::sync::watch::channel(None);

@@ -22,6 +22,10 @@ pub(super) const MOST_USED: &[(&str, &str, Option<&str>)] = &[
 /// Where `serve` listens unless it is told.
 pub(super) const SERVE_HOST: &str = "127.0.0.1";
 
+/// What `check` ends with, for its help.
+const CHECK_EXIT_CODES: &str = "Exit code: 0 if every gate let it through or was skipped, 1 if a gate refused it, 2 if it was not judged: \
+                                a wrong command line or file of gates, a reference that cannot be loaded";
+
 /// Gantry's inference server.
 #[derive(Debug, Parser)]
 #[command(name = "gantry-server", version, about, max_term_width = 120)]
@@ -40,6 +44,9 @@ pub enum Command {
     Pod(Box<PodArgs>),
     /// Check a GGUF file and say what it is and what memory it takes
     Validate(ValidateArgs),
+    /// Take a GGUF file through the gates of a rollout, beside the model that answers now, without a cluster
+    #[command(after_help = CHECK_EXIT_CODES)]
+    Check(Box<CheckArgs>),
     /// Say what there is to compute with: the CPU backend that fits this processor, and GPUs
     Devices(BackendArgs),
     /// Load and run one model for the server that started this process
@@ -448,4 +455,71 @@ pub struct ValidateArgs {
     /// Tokens of texts that are embedded together
     #[arg(long, default_value_t = gantry_engine::DEFAULT_POOLED_TOKENS, value_name = "TOKENS")]
     pub ubatch_size: u32,
+}
+
+/// In what form `check` reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CheckFormat {
+    /// For people
+    Text,
+    /// For programs: the gates as a ModelVersion's status has them
+    Json,
+}
+
+/// Flags of `check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// The candidate: a GGUF file, or the first of those that the model is split into, as a path or as an address as `serve` takes it
+    #[arg(value_name = "CANDIDATE", required_unless_present = "model")]
+    pub file: Option<PathBuf>,
+    /// The same, as `serve` has it
+    #[arg(short, long, value_name = "CANDIDATE", conflicts_with = "file")]
+    pub model: Option<PathBuf>,
+    /// The model that answers now, a path or an address; without it the gates Drift and Performance are skipped
+    #[arg(long, value_name = "FILE")]
+    pub reference: Option<PathBuf>,
+    /// A file, YAML or JSON, with what stands at spec.rollout.gates of the InferenceService [default: the gates for which there is
+    /// what they need, with the limits that they have where none is given]
+    #[arg(long, value_name = "FILE")]
+    pub gates: Option<PathBuf>,
+    /// A file with the golden prompts, as the ConfigMap has them at prompts.jsonl
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// In what form to report on standard output
+    #[arg(long, visible_alias = "output-format", value_enum, default_value_t = CheckFormat::Text, value_name = "FORMAT")]
+    pub format: CheckFormat,
+    /// Models that are named by an address
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    /// KV cells in total, shared out equally among the sequences, as spec.runtime.contextSize
+    #[arg(short, long, default_value = "8192", value_name = "TOKENS", allow_hyphen_values = true)]
+    pub ctx_size: String,
+    /// Sequences that generate at once, as spec.runtime.parallel
+    #[arg(long, default_value = "8", value_name = "N", allow_hyphen_values = true)]
+    pub parallel: String,
+    /// Threads that compute, as spec.runtime.threads; -1: one less than the processors there are
+    #[arg(short, long, default_value = "-1", value_name = "N", allow_hyphen_values = true)]
+    pub threads: String,
+    /// Processes that serve each model, as spec.runtime.workers; -1: one, or one for each socket that the threads need
+    #[arg(long, default_value = "-1", value_name = "N", allow_hyphen_values = true)]
+    pub workers: String,
+    /// Element type of the KV cache, as spec.runtime.cacheType: f16, q8_0 or q4_0
+    #[arg(long, default_value = "f16", value_name = "TYPE")]
+    pub cache_type_k: String,
+    /// Layers to put on GPUs, as spec.runtime.gpuLayers; 0: none; -1 or auto: all, where there is a GPU
+    #[arg(long, visible_alias = "gpu-layers", default_value = "-1", value_name = "N", allow_hyphen_values = true)]
+    pub n_gpu_layers: String,
+    /// Memory of the pod that it is checked for, in MiB, as spec.resources.memory: candidate and reference must fit into it together;
+    /// -1: what the cgroup allows, or the machine has
+    #[arg(long, default_value = "-1", value_name = "MIB", allow_hyphen_values = true)]
+    pub memory_limit: String,
+    /// The models are to embed texts, too, as with spec.runtime.embeddings
+    #[arg(long, visible_alias = "embedding")]
+    pub embeddings: bool,
+    /// A file with a chat template in the place of the one in the models' files, as spec.runtime.chatTemplate
+    #[arg(long, value_name = "FILE")]
+    pub chat_template_file: Option<PathBuf>,
+    /// Where ggml's backends are
+    #[command(flatten)]
+    pub backends: BackendArgs,
 }

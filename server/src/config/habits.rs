@@ -72,7 +72,7 @@ pub(super) fn translate(words: impl IntoIterator<Item = OsString>, names_model: 
     if serves && !words.is_empty() {
         words.insert(1, OsString::from("serve"));
     }
-    if words.get(1).is_none_or(|command| command != "serve" && command != "validate") {
+    if words.get(1).is_none_or(|command| command != "serve" && command != "validate" && command != "check") {
         return Translated { words, ..Translated::default() };
     }
     let mut known = Translated::default();
@@ -206,6 +206,7 @@ mod tests {
             ("-m a.gguf --draft 4 -ub 512", "serve -m a.gguf --spec-draft-n-max 4 --ubatch-size 512"),
             ("serve -m a.gguf -- -np", "serve -m a.gguf -- -np"),
             ("validate a.gguf -np 4", "validate a.gguf --parallel 4"),
+            ("check a.gguf -np 4 -ngl 0", "check a.gguf --parallel 4 --n-gpu-layers 0"),
             ("pod -np", "pod -np"),
             ("./missing", "serve ./missing"),
             ("--help", "--help"),

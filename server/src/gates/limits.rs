@@ -8,6 +8,8 @@ pub const HEADROOM_RATIO: f64 = 0.05;
 pub const WEIGHTS_LIMIT: Duration = Duration::from_secs(2);
 /// How long the trial load of `gantry-server validate` may take.
 pub const TRIAL_LOAD_LIMIT: Duration = Duration::from_secs(900);
+/// How long a model that `gantry-server check` judges may stand still in a gate, without a percent, an answer or a verdict.
+pub const CHECK_STANDSTILL_LIMIT: Duration = Duration::from_secs(900);
 /// Golden prompts in one ConfigMap.
 pub const MAX_PROMPTS: usize = 2000;
 /// Bytes of one line of `prompts.jsonl`.

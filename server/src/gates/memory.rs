@@ -53,6 +53,14 @@ impl PodMemory {
         Self { available_bytes: self.available_bytes.saturating_add(freed_bytes).min(self.limit_bytes), ..self }
     }
 
+    /// What is left of both, where neither may be passed.
+    pub fn within(self, bound: Self) -> Self {
+        Self {
+            limit_bytes: self.limit_bytes.min(bound.limit_bytes),
+            available_bytes: self.available_bytes.min(bound.available_bytes),
+        }
+    }
+
     /// The most that is taken in it beside the workers of a model that is run so: by the front, and by the processes that render
     /// chats for so many `versions`: for it, and for the one that it is loaded beside.
     pub fn front_bytes(&self, runtime: &RuntimeSettings, versions: u32) -> u64 {

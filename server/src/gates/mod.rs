@@ -5,7 +5,8 @@
 //! of files, the header is read and judged (Format, Memory) before the download, so that a model that cannot be served
 //! costs no transfer. A draft model is brought first: it is small, and it is the memory of both that is judged. A refusal
 //! says the gate, the figure and what to do; what may pass (a source that is down, a ConfigMap that is not there yet) is
-//! waited for, and the caller ends the wait. Nothing here touches the version that serves. Absent: which version is to be
+//! waited for, and the caller ends the wait. For files and prompts that are at hand, outside a cluster, [`Loader::load`] and
+//! [`judge_answers`] are the gates from Format on ([`crate::check`]). Nothing here touches the version that serves. Absent: which version is to be
 //! prepared and what follows from the outcome ([`crate::rollout`]).
 
 mod bring;
@@ -42,7 +43,6 @@ use file::FileError;
 use limits::{OBJECT_RETRY_MAX, OBJECT_RETRY_MIN};
 use memory::{GpuUnfit, PodMemory};
 use objects::{NotThere, Objects};
-use prompts::GoldenPrompt;
 use refusals::{format_refusal, load_refusal};
 use report::quantity;
 pub use report::{Board, Refusal, Report};
@@ -54,14 +54,34 @@ use settings::PoolingUnfit;
 pub struct Gates {
     /// Brings files.
     pub fetcher: Fetcher,
-    /// Starts workers.
-    pub workers: WorkerConfig,
+    /// Loads them.
+    pub loader: Loader,
     /// Reads ConfigMaps and Secrets.
     pub objects: Objects,
     /// Where claims with models are mounted, each in a folder of its name.
     pub volumes: PathBuf,
+}
+
+/// Takes files that are there through Format, Memory, Template and Load.
+pub struct Loader {
+    workers: WorkerConfig,
     /// Held from the memory's verdict until the workers have taken it: two versions must not be promised the same.
-    pub loading: tokio::sync::Mutex<()>,
+    loading: tokio::sync::Mutex<()>,
+}
+
+/// The files of a version, and where its prompts are kept on disk, if they are.
+pub struct Files {
+    model: CachedModel,
+    draft: Option<DraftModel>,
+    cache_disk: Option<DiskCacheConfig>,
+}
+
+impl Files {
+    /// A model alone, whose prompts are kept in memory.
+    #[must_use]
+    pub fn of(model: CachedModel) -> Self {
+        Self { model, draft: None, cache_disk: None }
+    }
 }
 
 /// A version to be taken through the gates.
@@ -81,6 +101,8 @@ pub struct Job {
     pub shadow: Option<shadow::Job>,
     /// Share of the memory that stays free.
     pub headroom_ratio: f64,
+    /// A bound on what the pod may use and what of it is left, where it is judged for another pod than this one.
+    pub memory_bound: Option<PodMemory>,
     /// How its requests wait and are spread.
     pub scheduling: Scheduling,
     /// Whether the pod has a GPU.
@@ -192,47 +214,98 @@ impl Gates {
                 report.phase(CandidatePhase::Fetching);
                 let draft = self.bring_draft(job, report, cancel).await.map_err(Stop::of_draft)?;
                 let model = self.bring(job, draft.as_ref(), report, cancel).await?;
-                report.phase(CandidatePhase::Validating);
-                let _alone = self.loading.lock().await;
-                let (summary, fit) = check_file(job, draft.as_ref(), &model, report).await?;
-                report.gguf(&summary);
-                report.pass(GateName::Memory, fit);
-                if !job.loads {
-                    return Ok(None);
+                let files = Files { model, draft, cache_disk: self.cache_disk(&job.version.runtime) };
+                match self.loader.load(job, files, report).await? {
+                    Some(loaded) => loaded,
+                    None => return Ok(None),
                 }
-                self.load(job, model, draft, &summary, report).await?
             }
         };
-        let golden = match &job.prompts {
-            Some(gate) => self.ask(&loaded.version, gate, report).await?,
-            None => {
-                report.skip(GateName::Prompts, "no golden prompts are asked for");
-                Vec::new()
-            }
+        let prompts = match &job.prompts {
+            Some(gate) => Some(self.golden_prompts(gate, report).await),
+            None => None,
         };
-        if let Some(drift) = &job.drift {
-            drift.run(&loaded.version, &golden, report).await?;
-        }
-        if let Some(performance) = &job.performance {
-            performance.run(&loaded.version, report).await?;
-        }
-        if let Some(shadow) = &job.shadow {
-            shadow.run(&loaded.version, report).await?;
-        }
+        judge_answers(job, &loaded.version, prompts.as_ref(), report).await?;
         Ok(Some(loaded))
     }
 
-    async fn load(
+    /// Where prompts are kept on disk, if they are: one place for all versions, which do not take each other's.
+    fn cache_disk(&self, runtime: &RuntimeSpec) -> Option<DiskCacheConfig> {
+        let max_bytes = runtime.prefix_cache.as_ref()?.disk.as_ref()?.bytes()?;
+        Some(DiskCacheConfig { dir: self.fetcher.cache().prefixes(), max_bytes })
+    }
+
+    /// The golden prompts of a ConfigMap, which is waited for.
+    async fn golden_prompts(&self, gate: &PromptsGate, report: &Report) -> prompts::Job {
+        report.phase(CandidatePhase::Testing);
+        let name = &gate.config_map_ref.name;
+        let text = awaited(report, || self.objects.prompts(name)).await;
+        prompts::Job { min_pass: gate.min_pass.clone(), origin: format!("ConfigMap {name}"), text }
+    }
+}
+
+/// Prompts, Drift, Performance and Shadow, of a version that is loaded. `prompts`: the golden ones, where they are asked for.
+///
+/// # Errors
+/// The gate that refuses it, and why.
+pub async fn judge_answers(
+    job: &Job,
+    version: &Arc<Version>,
+    prompts: Option<&prompts::Job>,
+    report: &Report,
+) -> Result<(), Refusal> {
+    let golden = match prompts {
+        Some(prompts) => prompts.run(version, report).await?,
+        None => {
+            report.skip(GateName::Prompts, "no golden prompts are asked for");
+            Vec::new()
+        }
+    };
+    if let Some(drift) = &job.drift {
+        drift.run(version, &golden, report).await?;
+    }
+    if let Some(performance) = &job.performance {
+        performance.run(version, report).await?;
+    }
+    if let Some(shadow) = &job.shadow {
+        shadow.run(version, report).await?;
+    }
+    Ok(())
+}
+
+impl Loader {
+    /// Starts workers so.
+    #[must_use]
+    pub fn new(workers: WorkerConfig) -> Self {
+        Self { workers, loading: tokio::sync::Mutex::default() }
+    }
+
+    /// Format, Memory, Template and Load. `None`: the version was not to be loaded.
+    ///
+    /// # Errors
+    /// The gate that refuses it, and why.
+    pub async fn load(&self, job: &Job, files: Files, report: &Report) -> Result<Option<Loaded>, Refusal> {
+        report.phase(CandidatePhase::Validating);
+        let _alone = self.loading.lock().await;
+        let (summary, fit) = check_file(job, files.draft.as_ref(), &files.model, report).await?;
+        report.gguf(&summary);
+        report.pass(GateName::Memory, fit);
+        if !job.loads {
+            return Ok(None);
+        }
+        self.start_workers(job, files, &summary, report).await.map(Some)
+    }
+
+    async fn start_workers(
         &self,
         job: &Job,
-        model: CachedModel,
-        draft: Option<DraftModel>,
+        Files { model, draft, cache_disk }: Files,
         summary: &Summary,
         report: &Report,
     ) -> Result<Loaded, Refusal> {
         report.phase(CandidatePhase::Loading);
         let mut runtime = job_settings(job, draft.as_ref(), summary)?;
-        runtime.engine.cache_disk = self.cache_disk(&job.version.runtime);
+        runtime.engine.cache_disk = cache_disk;
         let files = std::iter::once(&model).chain(draft.iter().map(|draft| &draft.file));
         runtime.engine.stamps = files.filter_map(CachedModel::verified).cloned().collect();
         if !runtime.engine.stamps.is_empty() {
@@ -268,34 +341,6 @@ impl Gates {
             }
             Err(error) => Err(load_refusal(&error, job.version.runtime.chat_template.is_some())),
         }
-    }
-
-    /// Where prompts are kept on disk, if they are: one place for all versions, which do not take each other's.
-    fn cache_disk(&self, runtime: &RuntimeSpec) -> Option<DiskCacheConfig> {
-        let max_bytes = runtime.prefix_cache.as_ref()?.disk.as_ref()?.bytes()?;
-        Some(DiskCacheConfig { dir: self.fetcher.cache().prefixes(), max_bytes })
-    }
-
-    /// Asks the golden prompts, and gives them.
-    async fn ask(
-        &self,
-        version: &Arc<Version>,
-        gate: &PromptsGate,
-        report: &Report,
-    ) -> Result<Vec<GoldenPrompt>, Refusal> {
-        report.phase(CandidatePhase::Testing);
-        let refuse = |message: String| Refusal::new(GateName::Prompts, message);
-        let min_pass =
-            gate.min_pass.ratio().map_err(|error| refuse(format!("rollout.gates.prompts.minPass: {error}")))?;
-        let name = &gate.config_map_ref.name;
-        let text = awaited(report, || self.objects.prompts(name)).await;
-        report.phase(CandidatePhase::Testing);
-        let prompts = prompts::parse(&text)
-            .map_err(|error| refuse(format!("ConfigMap {name}: {error}")).with_value("unreadable prompts"))?;
-        report.answered(0, prompts.len());
-        let answers = prompts::ask(version, &prompts, |answered| report.answered(answered, prompts.len())).await;
-        report.pass(GateName::Prompts, prompts::judge(&prompts, &answers, min_pass)?);
-        Ok(prompts)
     }
 }
 
@@ -386,7 +431,7 @@ fn check_use(runtime: &RuntimeSpec, header: &Header) -> Result<(), Refusal> {
 fn check_memory(job: &Job, draft: Option<&DraftModel>, summary: &Summary, report: &Report) -> Result<String, Refusal> {
     let runtime = job_settings(job, draft, summary)?;
     let required = predict(job, draft, summary, &runtime);
-    let Some(memory) = memory::read() else {
+    let Some(memory) = memory_here(job) else {
         return Ok(format!("{} of an unknown amount", quantity(required)));
     };
     let judge = |memory: PodMemory, versions: u32| {
@@ -409,10 +454,19 @@ fn taken_bytes(loaded: &[Arc<Version>]) -> u64 {
     loaded.iter().map(|version| version.stats().worker_rss_bytes).fold(0, u64::saturating_add)
 }
 
-/// The pod's memory, as the job's version finds it.
+/// The pod's memory, or that of the one that the version is judged for.
+fn memory_here(job: &Job) -> Option<PodMemory> {
+    let here = memory::read();
+    match job.memory_bound {
+        Some(bound) => Some(here.map_or(bound, |here| here.within(bound))),
+        None => here,
+    }
+}
+
+/// The same, as the job's version finds it.
 fn memory_of(job: &Job) -> Option<PodMemory> {
     let freed_bytes = if job.loads { 0 } else { taken_bytes(&job.beside) };
-    memory::read().map(|memory| memory.without(freed_bytes))
+    memory_here(job).map(|memory| memory.without(freed_bytes))
 }
 
 fn predict(job: &Job, draft: Option<&DraftModel>, summary: &Summary, runtime: &RuntimeSettings) -> u64 {
@@ -422,15 +476,15 @@ fn predict(job: &Job, draft: Option<&DraftModel>, summary: &Summary, runtime: &R
 /// What its workers may take until it answers.
 fn trial(job: &Job, draft: Option<&DraftModel>, summary: &Summary, runtime: &RuntimeSettings) -> Arc<Trial> {
     let draft = draft.map(|draft| &draft.summary);
-    let limits = memory::trial_limits(summary, draft, runtime, job.gpu, memory_for(runtime), job.headroom_ratio);
+    let limits = memory::trial_limits(summary, draft, runtime, job.gpu, memory_for(job, runtime), job.headroom_ratio);
     let workers = limits.len().max(1) as u64;
     let cache_bytes = runtime.engine.cache_ram_bytes.unwrap_or(gantry_engine::DEFAULT_PREFIX_CACHE_RAM_BYTES);
     Trial::new(limits, cache_bytes / workers)
 }
 
 /// The pod's memory, with what of it is left for a model that is run so.
-fn memory_for(runtime: &RuntimeSettings) -> Option<PodMemory> {
-    memory::read().map(|memory| memory.beside_front(memory.front_bytes(runtime, 2)))
+fn memory_for(job: &Job, runtime: &RuntimeSettings) -> Option<PodMemory> {
+    memory_here(job).map(|memory| memory.beside_front(memory.front_bytes(runtime, 2)))
 }
 
 /// The settings of a job's version, with as many layers on GPUs as their memory is for.

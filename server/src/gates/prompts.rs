@@ -1,13 +1,14 @@
 //! The golden-prompts gate: questions with known answers, asked greedily of a version that does not serve yet.
 //!
-//! [`parse`] and [`judge`] are pure; [`ask`] is the way between them. Answers are compared as text, spaces at the ends
+//! [`Job`] is the whole gate. [`parse`] and [`judge`] are pure; [`ask`] is the way between them. Answers are compared as text, spaces at the ends
 //! aside. Absent: where the prompts come from ([`super::objects`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::{StreamExt, stream};
-use gantry_crds::status::GateName;
+use gantry_crds::scalars::Percent;
+use gantry_crds::status::{CandidatePhase, GateName};
 use gantry_engine::{GenerationParams, Prompt, RequestError};
 use serde::Deserialize;
 
@@ -16,8 +17,38 @@ use super::limits::{
     PROMPT_LIMIT, PROMPTS_AT_ONCE,
 };
 use super::objects::PROMPTS_KEY;
-use super::report::Refusal;
+use super::report::{Refusal, Report};
 use crate::version::{GenerateRequest, GenerationError, SubmitError, Version};
+
+/// Golden prompts that are to be answered.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Share of them that must be answered as expected.
+    pub min_pass: Percent,
+    /// Where they are from: a ConfigMap or a file.
+    pub origin: String,
+    /// They themselves, one JSON object a line.
+    pub text: String,
+}
+
+impl Job {
+    /// Asks them of a version, and gives them.
+    ///
+    /// # Errors
+    /// Too few are answered as expected, or they cannot be read.
+    pub async fn run(&self, version: &Arc<Version>, report: &Report) -> Result<Vec<GoldenPrompt>, Refusal> {
+        let Self { min_pass, origin, text } = self;
+        report.phase(CandidatePhase::Testing);
+        let refuse = |message: String| Refusal::new(GateName::Prompts, message);
+        let min_pass = min_pass.ratio().map_err(|error| refuse(format!("rollout.gates.prompts.minPass: {error}")))?;
+        let prompts =
+            parse(text).map_err(|error| refuse(format!("{origin}: {error}")).with_value("unreadable prompts"))?;
+        report.answered(0, prompts.len());
+        let answers = ask(version, &prompts, |answered| report.answered(answered, prompts.len())).await;
+        report.pass(GateName::Prompts, judge(&prompts, &answers, min_pass)?);
+        Ok(prompts)
+    }
+}
 
 /// A question and what its answer must be.
 #[derive(Clone, Debug, PartialEq, Eq)]

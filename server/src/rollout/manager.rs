@@ -388,6 +388,7 @@ impl Manager {
             drift: drift.map(|gate| drift::Job { gate, reference: reference.clone() }),
             performance: performance.map(|gate| performance::Job { gate, reference }),
             headroom_ratio: settings.headroom_ratio,
+            memory_bound: None,
             scheduling: settings.scheduling.clone(),
             gpu: settings.gpu,
             loads,

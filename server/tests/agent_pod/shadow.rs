@@ -32,9 +32,14 @@ async fn judged(pod: &mut Pod, version: &Value) -> Value {
 }
 
 /// Clients that ask questions of many kinds, each of which must be answered, by the first version.
-fn load(front: &Arc<Front>, is_over: &Arc<AtomicBool>, answers: &Arc<AtomicUsize>) -> JoinSet<()> {
+///
+/// `preface`: what stands before each.
+fn load(preface: &str, front: &Arc<Front>, is_over: &Arc<AtomicBool>, answers: &Arc<AtomicUsize>) -> JoinSet<()> {
     let questions = include_str!("../../../e2e/models/eval.jsonl");
-    let questions: Vec<Value> = questions.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let mut questions: Vec<Value> = questions.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for question in questions.iter_mut().filter(|_| !preface.is_empty()) {
+        question["messages"].as_array_mut().unwrap().insert(0, json!({"role": "system", "content": preface}));
+    }
     let questions = Arc::new(questions);
     let mut clients = JoinSet::new();
     for client in 0..CLIENTS {
@@ -77,7 +82,7 @@ async fn a_candidate_is_compared_on_what_users_ask_and_no_user_notices() {
 
     let (is_over, answers) = (Arc::default(), Arc::default());
     let front = Arc::new(Front::of(&pod).await);
-    let clients = load(&front, &is_over, &answers);
+    let mut clients = vec![load("", &front, &is_over, &answers)];
     shadowed(&pod, "8s");
     let found = judged(&mut pod, &version("v3", &server, &sha256)).await;
     assert_eq!(found["verdict"], "Pass", "{found}");
@@ -91,14 +96,16 @@ async fn a_candidate_is_compared_on_what_users_ask_and_no_user_notices() {
     assert!(message.contains("spec.rollout.gates.drift."), "{message}");
     let (server, sha256) = served("demo-v2.q8_0.gguf").await;
     let mut small = version("v5", &server, &sha256);
-    small["runtime"]["contextSize"] = json!(32);
-    small["runtime"]["parallel"] = json!(1);
+    small["runtime"]["contextSize"] = json!(256);
+    clients.push(load(&"Answer in one sentence. ".repeat(64), &front, &is_over, &answers));
     let found = judged(&mut pod, &small).await;
     assert_eq!(found["verdict"], "Fail", "{found}");
     assert!(found["value"].as_str().unwrap().ends_with(" requests not taken"), "{found}");
 
     is_over.store(true, Ordering::Relaxed);
-    clients.join_all().await;
+    for clients in clients {
+        clients.join_all().await;
+    }
     assert!(answers.load(Ordering::Relaxed) > 0);
     front.end();
     pod.end().await;

@@ -7,6 +7,7 @@ mod answers;
 mod backends;
 mod bad_input;
 mod cache;
+mod check;
 mod choices;
 mod clients;
 mod crowds;

@@ -54,7 +54,7 @@ fn every_flag_is_in_the_reference() {
     let reference = read(REFERENCE);
     let missing: Vec<String> = Cli::command()
         .get_subcommands()
-        .filter(|command| command.get_name() != "validate" && !command.is_hide_set())
+        .filter(|command| !["validate", "check"].contains(&command.get_name()) && !command.is_hide_set())
         .flat_map(|command| command.get_arguments().cloned().collect::<Vec<_>>())
         .filter_map(|argument| {
             let flag = format!("`--{}`", argument.get_long()?);
@@ -68,6 +68,17 @@ fn every_flag_is_in_the_reference() {
         })
         .collect();
     assert!(missing.is_empty(), "docs/configuration.md lacks {missing:#?}");
+}
+
+#[test]
+fn every_flag_of_check_is_told_where_the_gates_are_explained() {
+    let reference = read("../docs/validate.md");
+    let (_, told) = reference.split_once("## The gates, without a cluster").expect("the section");
+    let command = Cli::command();
+    let check = command.find_subcommand("check").unwrap();
+    let flags = check.get_arguments().filter_map(|argument| argument.get_long());
+    let missing: Vec<&str> = flags.filter(|flag| !told.contains(&format!("`--{flag}`"))).collect();
+    assert!(missing.is_empty(), "docs/validate.md lacks {missing:?}");
 }
 
 /// The words for programs that the sources put into errors: those of the front, and those of the engine.
