@@ -248,7 +248,10 @@ mod tests {
             ("drift: [", "cannot be read"),
             ("memory: {headroom: 200%}", "spec.rollout.gates.memory.headroom"),
             ("performance: {minDecodeRatio: fast}", "minDecodeRatio: \"fast\" is not a decimal number"),
-            ("shadow: {samplePercent: 0, duration: 5m}", "spec.rollout.gates.shadow: samplePercent: use a number from 1 to 100"),
+            (
+                "shadow: {samplePercent: 0, duration: 5m}",
+                "spec.rollout.gates.shadow: samplePercent: use a number from 1 to 100",
+            ),
             ("shadow: {samplePercent: 5, duration: long}", "spec.rollout.gates.shadow: duration: "),
             ("prompts: {configMapRef: {name: A_B}}", "\"A_B\" is no name of an object"),
             ("prompts: {}", "prompts: missing field `configMapRef`"),
