@@ -9,6 +9,7 @@ mod bad_input;
 mod cache;
 mod choices;
 mod clients;
+mod config_file;
 mod crowds;
 mod dispatch;
 mod drain;
