@@ -265,10 +265,15 @@ fn most_used() -> String {
 
 /// The parser, whose help names the flags that are used most, and that of `serve` llama-server's short forms, too.
 fn command(read: &Read) -> clap::Command {
-    Cli::command().after_help(most_used()).mut_subcommand(SERVE, |serve| {
-        let serve = match read.shows {
-            true => serve.override_usage(format!("gantry-server {} [OPTIONS] [FILE]", SHOW.join(" "))),
-            false => serve,
+    let all = Cli::command();
+    let show = all.find_subcommand(SHOW[0]).and_then(|config| config.find_subcommand(SHOW[1]));
+    let about = show.and_then(clap::Command::get_about).cloned().filter(|_| read.shows);
+    all.after_help(most_used()).mut_subcommand(SERVE, |serve| {
+        let serve = match about {
+            Some(about) => {
+                serve.about(about).override_usage(format!("gantry-server {} [OPTIONS] [FILE]", SHOW.join(" ")))
+            }
+            None => serve,
         };
         serve.mut_args(|argument| {
             let argument = read.apply(argument);

@@ -84,7 +84,7 @@ fn each_setting_is_shown_with_where_it_comes_from_and_the_nearest_source_goes_be
     assert_eq!(settings(&again), settings(&shown));
 
     let help = told(program(&["config", "show", "--help", "--config"], &path)).1;
-    assert!(help.contains("Usage: gantry-server config show"), "{help}");
+    assert!(help.contains("Usage: gantry-server config show") && help.contains("where each"), "{help}");
 }
 
 #[test]
