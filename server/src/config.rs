@@ -1,4 +1,4 @@
-//! Settings: the command line over the environment over the defaults, checked as a whole.
+//! Settings: the command line over the environment over a file over the defaults, checked as a whole.
 //!
 //! Flags have llama-server's names and meanings where it has them. Every value is taken as text first, so that a start
 //! with several mistakes names all of them at once ([`Problems`], exit code 2). `docs/configuration.md` is the
@@ -7,8 +7,12 @@
 mod args;
 mod candidate;
 mod check;
+mod file;
+#[cfg(test)]
+mod file_tests;
 mod habits;
 mod line;
+mod setting;
 mod source;
 mod template;
 #[cfg(test)]
@@ -24,13 +28,15 @@ use gantry_engine::{
 };
 
 pub use self::args::{
-    BackendArgs, CacheArgs, CheckArgs, CheckFormat, Cli, Command, HttpArgs, PodArgs, ReportFormat, ServeArgs,
-    ValidateArgs,
+    BackendArgs, CacheArgs, CheckArgs, CheckFormat, Cli, Command, ConfigArgs, ConfigCommand, HttpArgs, PodArgs,
+    ReportFormat, ServeArgs, ValidateArgs,
 };
 pub use self::candidate::{CheckSettings, NamedModel};
 use self::check::Check;
 pub use self::check::Problems;
-pub use self::line::{Line, read};
+pub use self::file::Place;
+pub use self::line::{Line, check_file, read};
+pub use self::setting::{Origin, Setting, show};
 use self::source::Environment;
 pub use self::source::{ModelCache, RemoteModel, RemoteModels};
 use crate::api::{ModelNames, Origins};
@@ -84,6 +90,11 @@ const MAX_QUEUE_TIMEOUT_SECONDS: u32 = 86_400;
 const MIN_RESPONSE_TTL_SECONDS: u64 = 60;
 /// The longest time for which a flag may have responses kept, in seconds: ten years.
 const MAX_RESPONSE_TTL_SECONDS: u64 = 10 * 366 * 86_400;
+/// The most bytes of a file of settings: two of the longest chat templates fit.
+const MAX_CONFIG_BYTES: usize = 2 << 20;
+/// Mistakes of a file of settings that are told besides wrong values: a file with more is one of something else.
+const MAX_CONFIG_PROBLEMS: usize = 64;
+
 /// How to listen and end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpSettings {
@@ -227,9 +238,11 @@ impl CacheArgs {
             check.file(flag, named);
             None
         };
-        let model = remote(check, flag, model, sha256);
+        // It need not be where settings are only looked at.
+        let is_named = !model.as_os_str().is_empty();
+        let model = if is_named { remote(check, flag, model, sha256) } else { None };
         let draft = draft.and_then(|draft| remote(check, "model-draft", draft, None));
-        if sha256.is_some() && model.is_none() {
+        if sha256.is_some() && is_named && model.is_none() {
             check.problem(String::from("--sha256 must be left out where --model is a file of this machine"));
         }
         // Without an address it is of no use, and its directory need not be there.
@@ -302,12 +315,31 @@ impl ServeArgs {
         (self.embeddings || self.reranking).then_some(PooledConfig { pooling, ..config })
     }
 
-    /// Checks all flags.
+    /// Checks all flags, with those that a file gives.
     ///
     /// # Errors
     /// Lists every mistake.
     pub fn settings(&self) -> Result<ServeSettings, Problems> {
-        let mut check = Check::default();
+        let mut check = Check(self.config_problems.clone());
+        // A file of which not all was understood may name one.
+        if self.file.is_none() && self.model.is_none() && check.found_none() {
+            let where_to = "on the command line, by GANTRY_MODEL, or as `model` in the file of --config";
+            check.problem(format!(
+                "no model is named: give its file or its address {where_to}; `gantry-server serve --help` lists all flags"
+            ));
+        }
+        self.settings_after(check)
+    }
+
+    /// As [`ServeArgs::settings`], but that no model need be named.
+    ///
+    /// # Errors
+    /// Lists every mistake.
+    pub fn check(&self) -> Result<(), Problems> {
+        self.settings_after(Check(self.config_problems.clone())).map(drop)
+    }
+
+    fn settings_after(&self, mut check: Check) -> Result<ServeSettings, Problems> {
         let mut http = self.http.check(&mut check, args::SERVE_HOST, None);
         self.backends.check(&mut check);
         let keys = check.cache_type("cache-type-k", &self.cache_type_k);

@@ -14,7 +14,9 @@ use gantry_engine::LoadError;
 use gantry_gguf::Header;
 use gantry_server::agent::{self, AgentConfig, PodHas};
 use gantry_server::api::{App, AppSettings};
-use gantry_server::config::{self, BackendArgs, Command, HttpSettings, Line, PodArgs, Problems, ServeSettings};
+use gantry_server::config::{
+    self, BackendArgs, Command, ConfigCommand, HttpSettings, Line, PodArgs, Problems, ServeSettings, Setting,
+};
 use gantry_server::fetch::{FileStamp, Reach};
 use gantry_server::front::FrontLimits;
 use gantry_server::gates::limits::HEADROOM_RATIO;
@@ -40,16 +42,16 @@ const EXIT_SETTINGS: u8 = 2;
 const FRONT_LARGE_BLOCK_BYTES: u32 = 1 << 20;
 
 fn main() -> ExitCode {
-    let Line { command, from_environment, moot } = match config::read() {
+    let Line { command, settings, moot } = match config::read() {
         Ok(line) => line,
         // Its own way to say so: help is no error, and a mistake is exit code 2.
         Err(error) => error.exit(),
     };
-    let code = match run(command, &moot) {
+    let code = match run(command, &settings, &moot) {
         Ok(code) => code,
         Err(error) => {
             let (text, code) = match error.downcast::<Problems>() {
-                Ok(problems) => (problems.told_of(&from_environment).to_string(), ExitCode::from(EXIT_SETTINGS)),
+                Ok(problems) => (problems.told_of(&settings).to_string(), ExitCode::from(EXIT_SETTINGS)),
                 Err(error) => (format!("{error:#}"), ExitCode::FAILURE),
             };
             telemetry::write_lines(format!("gantry-server: {text}\n").as_bytes());
@@ -60,7 +62,7 @@ fn main() -> ExitCode {
     code
 }
 
-fn run(command: Command, moot: &[String]) -> anyhow::Result<ExitCode> {
+fn run(command: Command, settings: &[Setting], moot: &[String]) -> anyhow::Result<ExitCode> {
     match command {
         Command::Serve(args) => {
             let settings = args.settings()?;
@@ -77,16 +79,24 @@ fn run(command: Command, moot: &[String]) -> anyhow::Result<ExitCode> {
             block_on_front(serve_service(*args, http))
         }
         Command::Validate(args) => {
-            let told = moot.iter().map(|flag| format!("gantry-server: warning: {flag}\n"));
-            telemetry::write_lines(told.collect::<String>().as_bytes());
+            warn_of(moot);
             validate::run(args)
         }
         Command::Check(args) => {
-            let told = moot.iter().map(|flag| format!("gantry-server: warning: {flag}\n"));
-            telemetry::write_lines(told.collect::<String>().as_bytes());
+            warn_of(moot);
             check::run(&args)
         }
         Command::Devices(args) => devices(&args),
+        Command::Config(args) => match args.command {
+            ConfigCommand::Check { file } => check_settings_file(&file),
+            ConfigCommand::Show(args) => {
+                warn_of(moot);
+                print(&config::show(settings))?;
+                // Shown all the same: where a value comes from is what one looks for who has to put it right.
+                args.check()?;
+                Ok(ExitCode::SUCCESS)
+            }
+        },
         Command::Template => {
             gantry_engine::serve_template().context("`gantry-server template` is started by a worker")?;
             Ok(ExitCode::SUCCESS)
@@ -106,6 +116,30 @@ fn run(command: Command, moot: &[String]) -> anyhow::Result<ExitCode> {
                 worker::run(args.backends.dir()).await
             })?;
             Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Tells of flags that change nothing, where there is no log.
+fn warn_of(moot: &[String]) {
+    let told = moot.iter().map(|flag| format!("gantry-server: warning: {flag}\n"));
+    telemetry::write_lines(told.collect::<String>().as_bytes());
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout")
+}
+
+/// Says whether a file of settings may be used, or everything that is wrong with it.
+fn check_settings_file(file: &Path) -> anyhow::Result<ExitCode> {
+    match config::check_file(file) {
+        Ok(count) => {
+            print(&format!("{}: settings: {count}, mistakes: none\n", file.display()))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(problems) => {
+            telemetry::write_lines(format!("gantry-server: {problems}").as_bytes());
+            Ok(ExitCode::FAILURE)
         }
     }
 }
@@ -342,7 +376,7 @@ fn devices(args: &BackendArgs) -> anyhow::Result<ExitCode> {
     for reason in &backends.not_loaded {
         text.push_str(&format!("{reason}\n"));
     }
-    std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout")?;
+    print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

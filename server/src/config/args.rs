@@ -49,6 +49,8 @@ pub enum Command {
     Check(Box<CheckArgs>),
     /// Say what there is to compute with: the CPU backend that fits this processor, and GPUs
     Devices(BackendArgs),
+    /// Check a file of settings, or show the settings that `serve` would have
+    Config(ConfigArgs),
     /// Load and run one model for the server that started this process
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -68,12 +70,39 @@ pub struct WorkerArgs {
     pub processors: Vec<u32>,
 }
 
+/// Flags of `config`.
+#[derive(Debug, Args)]
+pub struct ConfigArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: ConfigCommand,
+}
+
+/// See [`ConfigArgs`].
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Say everything that is wrong with a file of settings, by itself: the environment is not read
+    Check {
+        /// The file, as `serve --config` takes it
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+    /// Print the settings that `serve` would have with these flags, as such a file, and where each comes from
+    Show(Box<ServeArgs>),
+}
+
 /// Flags of `serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// The GGUF file, as --model names it
-    #[arg(value_name = "FILE", required_unless_present = "model")]
+    #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
+    /// A file of settings in YAML, whose keys are the names of these flags; flags and variables go before it
+    #[arg(long, env = "GANTRY_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// What is wrong with that file apart from the values
+    #[arg(skip)]
+    pub config_problems: Vec<String>,
     /// The GGUF file, or the first of those that the model is split into: a path, or an address (https://, hf://, s3://, oci://), which
     /// is fetched
     #[arg(short, long, env = "GANTRY_MODEL", value_name = "FILE")]

@@ -1,7 +1,8 @@
 //! What is wrong with the values of flags, all of it at once.
 
 use std::fmt::{self, Display};
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{ErrorKind, Read as _};
 use std::path::Path;
 use std::str::FromStr;
 
@@ -9,6 +10,7 @@ use clap::{Arg, CommandFactory};
 use gantry_engine::{ALL_LAYERS, CacheType, KvLayout, Pooling};
 
 use super::Cli;
+use super::setting::{Origin, Setting};
 use crate::version::DispatchStrategy;
 
 /// The most layers that a flag may ask for.
@@ -31,14 +33,19 @@ impl Display for Problems {
 impl std::error::Error for Problems {}
 
 impl Problems {
-    /// The same, where it was the environment that made a setting told of its variable: flags and variables are pairs of
-    /// `from_environment`.
+    /// The same, where it was the environment or a file that made a setting told of its variable, or of its place.
     #[must_use]
-    pub fn told_of(self, from_environment: &[(String, String)]) -> Self {
+    pub fn told_of(self, settings: &[Setting]) -> Self {
         let told = |problem: String| {
-            let named = from_environment.iter().find_map(|(flag, variable)| {
-                let rest = problem.strip_prefix(&format!("--{flag} "))?;
-                Some(format!("{variable}, which stands for --{flag}, {rest}"))
+            let named = settings.iter().find_map(|Setting { flag, origin, .. }| {
+                let rest = problem.strip_prefix(&format!("--{flag}"))?;
+                let comma = if rest.starts_with(' ') { "," } else { "" };
+                match origin {
+                    _ if !rest.starts_with([' ', ':']) => None,
+                    Origin::Variable(variable) => Some(format!("{variable}, which stands for --{flag}{comma}{rest}")),
+                    Origin::File(place) => Some(format!("{place}: {flag}{rest}")),
+                    Origin::Default | Origin::CommandLine => None,
+                }
             });
             named.unwrap_or(problem)
         };
@@ -63,7 +70,7 @@ fn unit_of(flag: &str) -> &'static str {
 
 /// Gathers mistakes; a value that is wrong is replaced by one that nobody will see.
 #[derive(Default)]
-pub(super) struct Check(Vec<String>);
+pub(super) struct Check(pub(super) Vec<String>);
 
 impl Check {
     pub(super) fn problem(&mut self, problem: String) {
@@ -162,6 +169,33 @@ impl Check {
         };
         self.problem(format!("--{flag} must be a readable file, and {path:?} {why}"));
         false
+    }
+
+    /// The text of a file that is no longer than it may be. `what`: what it is to be.
+    pub(super) fn text_file(&mut self, flag: &str, path: &Path, most_bytes: usize, what: &str) -> Option<String> {
+        if !self.file(flag, path) {
+            return None;
+        }
+        let most = format!("{what} of at most {most_bytes} bytes");
+        let bytes = path.metadata().map_or(0, |metadata| metadata.len());
+        if bytes > most_bytes as u64 {
+            self.problem(format!("--{flag} must be {most}, and {path:?} has {bytes}"));
+            return None;
+        }
+        let mut text = String::new();
+        // It may grow while it is read.
+        let read = File::open(path).and_then(|file| file.take(most_bytes as u64 + 1).read_to_string(&mut text));
+        match read {
+            Ok(bytes) if bytes <= most_bytes => Some(text),
+            Ok(_) => {
+                self.problem(format!("--{flag} must be {most}, and {path:?} has more"));
+                None
+            }
+            Err(error) => {
+                self.problem(format!("--{flag} must be a readable file of text, and {path:?} is not: {error}"));
+                None
+            }
+        }
     }
 
     pub(super) fn name(&mut self, flag: &str, text: &str) {

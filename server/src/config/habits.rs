@@ -64,8 +64,8 @@ pub(super) struct Translated {
     pub(super) wrong: Vec<String>,
 }
 
-/// Changes llama-server's way into this server's. `names_model`: whether the environment names a model, so that no word at all
-/// is enough to serve it.
+/// Changes llama-server's way into this server's. `names_model`: whether the environment names a model, or a file of settings,
+/// so that no word at all is enough to serve it.
 pub(super) fn translate(words: impl IntoIterator<Item = OsString>, names_model: bool) -> Translated {
     let mut words: Vec<OsString> = words.into_iter().collect();
     let serves = words.get(1).map_or(names_model, |word| !names_a_command(word));
@@ -156,6 +156,17 @@ pub(super) fn long_names() -> impl Iterator<Item = (&'static str, Option<&'stati
             Is(_) | Done | Moot(_) => None,
         };
         flag.names.iter().filter(|name| name.starts_with("--")).map(move |name| (*name, instead))
+    })
+}
+
+/// What is to be said of one of llama-server's flags that is none of this server's by the same name.
+pub(super) fn said_of(name: &str) -> Option<String> {
+    Some(match find(name)?.habit {
+        Is([flag]) => format!("{} says it", flag.trim_start_matches('-')),
+        Is(words) => format!("{} says it", words.join(" ")),
+        Done => String::from("leave it out, it is always so"),
+        Moot(what) => format!("leave it out, {what}"),
+        Refused(_, what) => what.to_owned(),
     })
 }
 

@@ -2,22 +2,31 @@
 //!
 //! First llama-server's way of saying things is changed into this server's ([`super::habits`]); what remains is the
 //! parser's. It ends at the first word that it does not know, so it is asked again without that word until it knows all that
-//! are left. Absent: values, which [`super::check`] looks at.
+//! are left. What a file of settings gives takes the place of the parser's defaults, so that flags and variables go before it;
+//! since a word or a variable names it, the parser is asked once more then. Absent: values, which [`super::check`] looks at.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches};
 
 use super::args::MOST_USED;
+use super::file::SettingsFile;
 use super::habits::{self, Translated, Variables};
-use super::{Cli, Command};
+use super::setting::{Origin, Setting};
+use super::{Cli, Command, ConfigArgs, ConfigCommand, Problems, ServeArgs};
 
-const SERVE: &str = "serve";
-/// The flag that names the model of `serve`.
+pub(super) const SERVE: &str = "serve";
+/// The words that ask what `serve` would have.
+const SHOW: [&str; 2] = ["config", "show"];
+/// The flag that names the model of `serve`, and the argument that does so without one.
 const MODEL: &str = "model";
+const FILE: &str = "file";
+/// The flag that names a file of settings.
+pub(super) const CONFIG: &str = "config";
 /// The most words of a command line that are looked at for what is wrong with them.
 const MAX_WRONG_WORDS: usize = 64;
 
@@ -35,8 +44,8 @@ const MIN_LIKENESS: f64 = 0.8;
 pub struct Line {
     /// What it asks for.
     pub command: Command,
-    /// The settings that the environment made, by flag and variable.
-    pub from_environment: Vec<(String, String)>,
+    /// Its settings and where they came from.
+    pub settings: Vec<Setting>,
     /// What is to be said of flags that were taken and change nothing.
     pub moot: Vec<String>,
 }
@@ -57,6 +66,12 @@ pub(super) fn read_words(
     environment: Vec<(String, String)>,
 ) -> Result<Line, clap::Error> {
     let (variables, mut read) = variables(environment);
+    let mut words: Vec<OsString> = words.into_iter().collect();
+    // Its flags are those of `serve`, and so is all that is said of them.
+    read.shows = words.get(1..3).is_some_and(|asked| asked == SHOW);
+    if read.shows {
+        words.splice(1..3, [OsString::from(SERVE)]);
+    }
     let Translated { words, mut moot, mut wrong } = habits::translate(words, read.model_is_set);
     let asked = words.get(1).and_then(|word| word.to_str()).unwrap_or_default().to_owned();
     if asked == SERVE {
@@ -65,34 +80,88 @@ pub(super) fn read_words(
     } else {
         read.instead.clear();
     }
-    let matches = parse(words, wrong, &read).map_err(|error| with_way_to_help(error, &asked))?;
+    let mut matches = parse(words.clone(), wrong, &read).map_err(|error| with_way_to_help(error, &asked))?;
+    let file = matches.subcommand_matches(SERVE).and_then(|given| given.get_one::<PathBuf>(CONFIG));
+    if let Some(file) = file {
+        read.file = SettingsFile::read(file);
+        matches = parse(words, Vec::new(), &read).map_err(|error| with_way_to_help(error, &asked))?;
+    }
     let mut command = Cli::from_arg_matches(&matches)?.command;
     let Some((name, given)) = matches.subcommand() else {
-        return Ok(Line { command, from_environment: Vec::new(), moot });
+        return Ok(Line { command, settings: Vec::new(), moot });
     };
-    // A file on the command line goes before one in the environment, by whichever of the two names.
-    if let Command::Serve(args) = &mut command
-        && args.file.is_some()
-        && is_from_environment(given, MODEL)
-    {
-        args.model = None;
+    if let Command::Serve(args) = &mut command {
+        complete(args, given, &read);
     }
-    let flag = |argument: Arg| {
-        let (id, flag) = (argument.get_id().as_str(), argument.get_long()?);
-        let variable = read.of(&argument).filter(|_| is_from_environment(given, id))?;
-        Some((flag.to_owned(), variable))
+    let command = match command {
+        Command::Serve(args) if read.shows => Command::Config(ConfigArgs { command: ConfigCommand::Show(args) }),
+        command => command,
     };
-    let from_environment = arguments(name).into_iter().filter_map(flag).collect();
-    Ok(Line { command, from_environment, moot })
+    Ok(Line { command, settings: settings(name, given, &read), moot })
 }
 
-/// From which variables flags are read.
+/// Looks at a file of settings by itself, without the environment, and says how many settings are in it.
+///
+/// # Errors
+/// Lists every mistake.
+pub fn check_file(path: &Path) -> Result<usize, Problems> {
+    let mut file = SettingsFile::read(path);
+    for problem in &mut file.problems {
+        if let Some(rest) = problem.strip_prefix(&format!("--{CONFIG} ")) {
+            *problem = format!("FILE {rest}");
+        }
+    }
+    let read = Read { file, is_alone: true, ..Read::default() };
+    let parser = ServeArgs::augment_args(clap::Command::new(SERVE)).mut_args(|argument| read.apply(argument));
+    let parsed = parser.try_get_matches_from([SERVE]).and_then(|given| {
+        let mut args = ServeArgs::from_arg_matches(&given)?;
+        complete(&mut args, &given, &read);
+        Ok((args, settings(SERVE, &given, &read)))
+    });
+    let (args, settings) = parsed.map_err(|error| Problems(vec![error.to_string()]))?;
+    args.check().map_err(|problems| problems.told_of(&settings))?;
+    Ok(read.file.given.len())
+}
+
+/// What the parser does not do: a file on the command line goes before one in the environment or in a file of settings, by
+/// whichever of the two names.
+fn complete(args: &mut ServeArgs, given: &ArgMatches, read: &Read) {
+    if args.file.is_some() && given.value_source(MODEL) != Some(ValueSource::CommandLine) {
+        args.model = None;
+    }
+    args.config_problems.clone_from(&read.file.problems);
+}
+
+/// The settings of a command, and where they came from.
+fn settings(command: &str, given: &ArgMatches, read: &Read) -> Vec<Setting> {
+    let setting = |argument: Arg| {
+        let flag = argument.get_long()?;
+        let without_flag = command == SERVE && flag == MODEL && given.contains_id(FILE);
+        let id = if without_flag { FILE } else { argument.get_id().as_str() };
+        let origin = match given.value_source(id) {
+            Some(ValueSource::CommandLine) => Origin::CommandLine,
+            Some(ValueSource::EnvVariable) => Origin::Variable(read.of(&argument)?),
+            _ => read.file.of(flag).map_or(Origin::Default, |given| Origin::File(given.place.clone())),
+        };
+        let values = given.get_raw(id).into_iter().flatten().map(|value| value.to_string_lossy().into_owned());
+        Some(Setting::new(&argument, flag, values.collect(), origin))
+    };
+    arguments(command).into_iter().filter_map(setting).collect()
+}
+
+/// From what flags are read that are not on the command line.
 #[derive(Debug, Default)]
 struct Read {
-    /// Those of llama-server's that are read instead of this server's own, by flag.
+    /// Variables of llama-server's that are read instead of this server's own, by flag.
     instead: HashMap<String, &'static str>,
-    /// Whether one of them names a model.
+    /// Whether a variable names a model, or a file of settings, which may.
     model_is_set: bool,
+    /// What a file of settings gives.
+    file: SettingsFile,
+    /// Whether that is all, and no variable is read.
+    is_alone: bool,
+    /// Whether the settings are to be shown instead of followed.
+    shows: bool,
 }
 
 impl Read {
@@ -101,6 +170,21 @@ impl Read {
         let instead = argument.get_long().and_then(|flag| self.instead.get(flag));
         let own = || argument.get_env().map(|own| own.to_string_lossy().into_owned());
         instead.map(|&instead| instead.to_owned()).or_else(own)
+    }
+
+    /// Has an argument of `serve` read from all of it.
+    fn apply(&self, argument: Arg) -> Arg {
+        let Some(flag) = argument.get_long().map(str::to_owned) else { return argument };
+        let argument = match self.instead.get(&flag) {
+            _ if self.is_alone => argument.env(None::<&str>),
+            Some(&variable) => argument.env(variable),
+            None => argument,
+        };
+        match self.file.of(&flag) {
+            // The parser borrows defaults for as long as the process lives, which reads one such file.
+            Some(given) => argument.default_values(given.values.iter().map(|value| &*value.clone().leak())),
+            None => argument,
+        }
     }
 }
 
@@ -119,8 +203,8 @@ fn variables(environment: Vec<(String, String)>) -> (Variables, Read) {
     variables.wrong.extend(wrong);
     let mut instead = std::mem::take(&mut variables.read);
     instead.retain(|flag, _| !own.contains(flag));
-    let model_is_set = own.iter().any(|flag| flag == MODEL) || instead.contains_key(MODEL);
-    (variables, Read { instead, model_is_set })
+    let model_is_set = own.iter().any(|flag| flag == MODEL || flag == CONFIG) || instead.contains_key(MODEL);
+    (variables, Read { instead, model_is_set, ..Read::default() })
 }
 
 /// Variables that are called as if they were this server's and are not: those that change nothing, and those that are most likely
@@ -152,10 +236,6 @@ fn unknown(environment: &[(String, String)]) -> (Vec<String>, Vec<String>) {
     (moot, wrong)
 }
 
-fn is_from_environment(given: &ArgMatches, id: &str) -> bool {
-    given.value_source(id) == Some(ValueSource::EnvVariable)
-}
-
 /// The arguments of a command.
 pub(super) fn arguments(command: &str) -> Vec<Arg> {
     let all = Cli::command();
@@ -185,13 +265,18 @@ fn most_used() -> String {
 
 /// The parser, whose help names the flags that are used most, and that of `serve` llama-server's short forms, too.
 fn command(read: &Read) -> clap::Command {
-    Cli::command().after_help(most_used()).mut_subcommand(SERVE, |serve| {
+    let all = Cli::command();
+    let show = all.find_subcommand(SHOW[0]).and_then(|config| config.find_subcommand(SHOW[1]));
+    let about = show.and_then(clap::Command::get_about).cloned().filter(|_| read.shows);
+    all.after_help(most_used()).mut_subcommand(SERVE, |serve| {
+        let serve = match about {
+            Some(about) => {
+                serve.about(about).override_usage(format!("gantry-server {} [OPTIONS] [FILE]", SHOW.join(" ")))
+            }
+            None => serve,
+        };
         serve.mut_args(|argument| {
-            let instead = argument.get_long().and_then(|flag| read.instead.get(flag).copied());
-            let argument = match instead {
-                Some(variable) => argument.env(variable),
-                None => argument,
-            };
+            let argument = read.apply(argument);
             let forms = argument.get_long().map(habits::short_forms).unwrap_or_default();
             if forms.is_empty() {
                 return argument;
@@ -279,7 +364,7 @@ fn not_known(error: &clap::Error, words: &[OsString]) -> Option<(usize, usize, S
 }
 
 /// The flag of `serve` that a name is most like, be it this server's or llama-server's, with what to do instead of the latter.
-fn most_like(name: &str) -> Option<(String, Option<&'static str>)> {
+pub(super) fn most_like(name: &str) -> Option<(String, Option<&'static str>)> {
     let own = arguments(SERVE).into_iter().flat_map(|argument| {
         let others = argument.get_visible_aliases().unwrap_or_default();
         argument.get_long().into_iter().chain(others).map(|long| (format!("--{long}"), None)).collect::<Vec<_>>()
@@ -315,12 +400,15 @@ fn in_words(error: clap::Error, words: &[OsString], read: &Read) -> clap::Error 
     }) else {
         return error;
     };
+    if error.kind() == ErrorKind::InvalidSubcommand && words.get(1).is_some_and(|asked| asked == SHOW[0]) {
+        return error;
+    }
     if error.kind() == ErrorKind::InvalidSubcommand {
         let meant = match error.get(ContextKind::SuggestedSubcommand) {
             Some(ContextValue::Strings(similar)) => similar.first().map(|name| format!(" Did you mean '{name}'?")),
             _ => None,
         };
-        let names = "serve, pod, validate and devices";
+        let names = "serve, pod, validate, devices and config";
         let meant = habits::instead_of(wrong).map(|instead| format!(" Instead: {instead}.")).or(meant);
         let message = format!(
             "'{wrong}' is no command, and there is no such file to serve; the commands are {names}.{}",

@@ -16,7 +16,9 @@ pub(super) fn chat_template(check: &mut Check, text: Option<&str>, file: Option<
             return None;
         }
         (Some(text), None) => ("chat-template", text.to_owned()),
-        (None, Some(file)) => ("chat-template-file", read(check, file)?),
+        (None, Some(file)) => {
+            ("chat-template-file", check.text_file("chat-template-file", file, MAX_TEMPLATE_BYTES, "a template")?)
+        }
         (None, None) => return None,
     };
     if text.len() > MAX_TEMPLATE_BYTES {
@@ -27,23 +29,6 @@ pub(super) fn chat_template(check: &mut Check, text: Option<&str>, file: Option<
         check.problem(format!("--{flag} must be the text of a Jinja template, and has no {{ in it; {names}"));
     }
     Some(text)
-}
-
-fn read(check: &mut Check, file: &Path) -> Option<String> {
-    if !check.file("chat-template-file", file) {
-        return None;
-    }
-    let bytes = file.metadata().map_or(0, |metadata| metadata.len());
-    if bytes > MAX_TEMPLATE_BYTES as u64 {
-        let most = format!("a template of at most {MAX_TEMPLATE_BYTES} bytes");
-        check.problem(format!("--chat-template-file must be {most}, and {file:?} has {bytes}"));
-        return None;
-    }
-    let read = std::fs::read_to_string(file);
-    read.map_err(|error| {
-        check.problem(format!("--chat-template-file must be a readable file of text, and {file:?} is not: {error}"));
-    })
-    .ok()
 }
 
 #[cfg(test)]

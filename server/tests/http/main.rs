@@ -10,6 +10,7 @@ mod cache;
 mod check;
 mod choices;
 mod clients;
+mod config_file;
 mod crowds;
 mod dispatch;
 mod drain;
