@@ -274,7 +274,13 @@ impl Turns {
                 };
                 let content = parts(&format!("{path}.content"), content, role)?;
                 let reasoning = self.take_thought(role);
-                self.messages.push(Message { content, reasoning, ..Message::text(role, "") });
+                match self.calling_turn().filter(|_| role == Role::Assistant) {
+                    Some(turn) => {
+                        turn.content.extend(content);
+                        add_thought(turn, reasoning);
+                    }
+                    None => self.messages.push(Message { content, reasoning, ..Message::text(role, "") }),
+                }
                 Ok(())
             }
             Item::FunctionCall { call_id, name, arguments, .. } => {
@@ -303,11 +309,16 @@ impl Turns {
                 "must be one that no other call without an output has",
             ));
         }
+        let reasoning = self.take_thought(Role::Assistant);
+        let is_of_turn =
+            |last: &&mut Message| last.role == Role::Assistant && (reasoning.is_none() || !last.tool_calls.is_empty());
         // What is said and called in one turn is one message, as templates have it.
-        match self.messages.last_mut().filter(|last| last.role == Role::Assistant && self.thought.is_empty()) {
-            Some(turn) => turn.tool_calls.push(call),
+        match self.messages.last_mut().filter(is_of_turn) {
+            Some(turn) => {
+                turn.tool_calls.push(call);
+                add_thought(turn, reasoning);
+            }
             None => {
-                let reasoning = self.take_thought(Role::Assistant);
                 let turn = Message {
                     content: Vec::new(),
                     reasoning,
@@ -330,10 +341,22 @@ impl Turns {
         Ok(())
     }
 
+    /// The assistant's turn, where it has called and no output has come: what it says and thinks then is of that turn. Templates
+    /// have the outputs follow the message with the calls.
+    fn calling_turn(&mut self) -> Option<&mut Message> {
+        self.messages.last_mut().filter(|last| !last.tool_calls.is_empty())
+    }
+
     /// What was thought before a turn of the assistant's; before others it is of no use.
     fn take_thought(&mut self, role: Role) -> Option<String> {
         let thought = std::mem::take(&mut self.thought);
         Some(thought).filter(|text| role == Role::Assistant && !text.is_empty())
+    }
+}
+
+fn add_thought(turn: &mut Message, thought: Option<String>) {
+    if let Some(thought) = thought {
+        turn.reasoning.get_or_insert_default().push_str(&thought);
     }
 }
 

@@ -99,6 +99,24 @@ fn a_call_of_a_custom_tool_is_that_of_a_function_of_one_text() {
 }
 
 #[test]
+fn what_is_said_and_thought_between_calls_and_their_outputs_is_of_the_turn_that_calls() {
+    let thought =
+        |text: &str| json!({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]});
+    let call = |id: &str| json!({"type": "function_call", "call_id": id, "name": "look", "arguments": "{}"});
+    let output = |id: &str| json!({"type": "function_call_output", "call_id": id, "output": "there"});
+    let input = json!([
+        {"role": "user", "content": "Where?"}, thought("First a."), call("a"), thought(" Then b."), call("b"),
+        {"role": "assistant", "content": "I have asked."}, output("a"), output("b"), {"role": "assistant", "content": "There."},
+    ]);
+    let messages = chat(&json!({"input": input})).messages;
+    let roles: Vec<_> = messages.iter().map(|message| message.role).collect();
+    assert_eq!(roles, [Role::User, Role::Assistant, Role::Tool, Role::Tool, Role::Assistant]);
+    let turn = &messages[1];
+    let said = (turn.tool_calls.len(), turn.said().into_owned(), turn.reasoning.as_deref());
+    assert_eq!(said, (2, "I have asked.".to_owned(), Some("First a. Then b.")));
+}
+
+#[test]
 fn items_that_cannot_be_taken_are_refused_with_what_to_do() {
     for (kind, told) in [
         ("item_reference", "send the item itself"),

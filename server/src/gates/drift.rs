@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use futures::StreamExt as _;
-use gantry_core::{Extent, PromptForm, PromptToken, ShownPrompt, TokenChance, TokenLogprob};
+use gantry_core::{Extent, MAX_PROMPT_LOGPROBS, PromptForm, PromptToken, ShownPrompt, TokenChance, TokenLogprob};
 use gantry_crds::inference_service::DriftGate;
 use gantry_crds::scalars::InvalidValue;
 use gantry_crds::status::{CandidatePhase, GateName};
@@ -30,6 +30,8 @@ use crate::version::Version;
 
 /// The field that asks for it.
 const FIELD: &str = "spec.rollout.gates.drift";
+/// What is reported of a candidate with another vocabulary.
+pub(super) const OTHER_VOCABULARY: &str = "another vocabulary";
 /// The likeliest tokens that are told of each place.
 const TOP: u32 = gantry_engine::MAX_TOP_LOGPROBS;
 /// The smallest share of places with the same likeliest token where no limit is given. The demo model in four bits agrees with
@@ -62,7 +64,11 @@ impl Job {
             Refusal::new(GateName::Drift, format!("spec.rollout.gates.drift.{field}: {error}")).with_value("no limit")
         })?;
         let answers = measure(&reference, version, golden, |done, of| report.compared(done, of)).await?;
-        report.pass(GateName::Drift, judge(&answers, &limits)?);
+        let value = judge(&answers, &limits).map_err(|TooFar { value, found, field: _ }| {
+            let message = format!("{found}; choose another model, or change that limit");
+            Refusal::new(GateName::Drift, message).with_value(value)
+        })?;
+        report.pass(GateName::Drift, value);
         Ok(())
     }
 }
@@ -127,7 +133,7 @@ pub struct AnswerDrift {
 #[error("token {id} is \"{candidate}\" to it and \"{reference}\" to the active version: it has another vocabulary")]
 pub struct OtherToken {
     /// Its id.
-    id: i32,
+    pub(super) id: i32,
     candidate: String,
     reference: String,
 }
@@ -212,11 +218,22 @@ fn places(answers: &[AnswerDrift]) -> f64 {
     answers.iter().map(|answer| answer.places).sum()
 }
 
+/// A figure that is beyond its limit, and not by chance.
+#[derive(Clone, Debug)]
+pub struct TooFar {
+    /// The figures, as they are reported.
+    pub value: String,
+    /// Which, by how much and over how many answers.
+    pub found: String,
+    /// Path of the limit.
+    pub field: String,
+}
+
 /// Judges what the answers showed. The value is what the gate reports, whichever way it goes.
 ///
 /// # Errors
 /// A figure is beyond its limit, and not by chance.
-pub fn judge(answers: &[AnswerDrift], limits: &DriftLimits) -> Result<String, Refusal> {
+pub fn judge(answers: &[AnswerDrift], limits: &DriftLimits) -> Result<String, TooFar> {
     let places = places(answers);
     let agreement = Figure::of(answers, |answer| answer.agreed);
     let kl = Figure::of(answers, |answer| answer.kl);
@@ -255,12 +272,9 @@ pub fn judge(answers: &[AnswerDrift], limits: &DriftLimits) -> Result<String, Re
     } else {
         return Ok(value);
     };
-    let field = format!("spec.rollout.gates.drift.{field}");
-    let message = format!(
-        "{found} ({field}), over {places} tokens of {} answers; choose another model, or change that limit",
-        answers.len()
-    );
-    Err(Refusal::new(GateName::Drift, message).with_value(value))
+    let field = format!("{FIELD}.{field}");
+    let found = format!("{found} ({field}), over {places} tokens of {} answers", answers.len());
+    Err(TooFar { value, found, field })
 }
 
 fn percent(share: f64) -> String {
@@ -298,9 +312,14 @@ pub async fn measure(
             questions.extend(of_release(reference));
             has_all = true;
         }
-        match compared(reference, candidate, &questions[done], FIELD).await? {
+        match compared(reference, candidate, &questions[done]).await? {
             Compared::Answer(answer) => answers.push(answer),
-            Compared::NotAnswered(why) | Compared::NotTaken(why) => left_out = Some(why),
+            Compared::LeftOut(why) => left_out = Some(why),
+            Compared::OtherToken(other) => {
+                let message =
+                    format!("{other}; what it predicts cannot be compared: leave {FIELD} out for this change of model");
+                return Err(Refusal::new(GateName::Drift, message).with_value(OTHER_VOCABULARY));
+            }
         }
         done += 1;
         told(done, questions.len());
@@ -320,48 +339,48 @@ pub async fn measure(
 /// What came of one question.
 pub(super) enum Compared {
     Answer(AnswerDrift),
-    /// The active version has no answer to it, and why.
-    NotAnswered(String),
-    /// The candidate does not take it, and why.
-    NotTaken(String),
+    /// One of them does not take it or has no answer to it, and why.
+    LeftOut(String),
+    /// They cannot be compared by any question.
+    OtherToken(OtherToken),
 }
 
-/// Has the reference answer one question, and the candidate read that. `field` asks for it.
+/// Has the reference answer one question, and the candidate read that.
 ///
 /// # Errors
-/// As [`measure`].
+/// One of them does not answer in this pod.
 pub(super) async fn compared(
     reference: &Arc<Version>,
     candidate: &Arc<Version>,
     question: &Prompt,
-    field: &str,
 ) -> Result<Compared, Refusal> {
     let answer = match patiently(|| answer(reference, question)).await? {
         Ok(answer) if answer.says.is_empty() => {
-            return Ok(Compared::NotAnswered("the active version says nothing".to_owned()));
+            return Ok(Compared::LeftOut("the active version says nothing".to_owned()));
         }
         Ok(answer) => answer,
-        Err(why) => return Ok(Compared::NotAnswered(format!("the active version does not take one: {why}"))),
+        Err(why) => return Ok(Compared::LeftOut(format!("the active version does not take one: {why}"))),
     };
     let ids = answer.question.iter().copied().chain(answer.says.iter().map(|token| token.token.id));
     let params =
         GenerationParams { prompt_logprobs: Some(TOP), priority: Priority::Low, ..GenerationParams::greedy(0) };
     let read = match in_time(collect(candidate, Prompt::Tokens(ids.collect()), params)).await {
         Ok(read) => read,
-        Err(Unanswered::Question(why)) => return Ok(Compared::NotTaken(format!("it does not take one: {why}"))),
+        Err(Unanswered::Question(why)) => return Ok(Compared::LeftOut(format!("it does not take one: {why}"))),
         // Another pod may do better.
         Err(Unanswered::Here(why)) => {
             let message = format!("it does not read what the active version answers: {why}; check the pod's log");
             return Err(Refusal::new(GateName::Load, message).with_value("not read"));
         }
     };
-    let drift = compare(&answer.says, &read.output.prompt_tokens).map_err(|other| {
-        let message =
-            format!("{other}; what it predicts cannot be compared: leave {field} out for this change of model");
-        Refusal::new(GateName::Drift, message).with_value("another vocabulary")
-    })?;
-    Ok(Compared::Answer(drift))
+    Ok(match compare(&answer.says, &read.output.prompt_tokens) {
+        Ok(drift) => Compared::Answer(drift),
+        Err(other) => Compared::OtherToken(other),
+    })
 }
+
+/// The most tokens of a question: the answer's beside, so many are told of with the likeliest of their places.
+const MAX_QUESTION_TOKENS: usize = MAX_PROMPT_LOGPROBS / (2 + TOP as usize) - DRIFT_ANSWER_TOKENS as usize;
 
 /// Has the question's tokens told first, and answers these: of a chat thoughts and calls of tools would come without what is said of
 /// their tokens, and the candidate's template may render it otherwise.
@@ -377,6 +396,10 @@ async fn answer(reference: &Arc<Version>, question: &Prompt) -> Result<Answer, U
             GenerationEvent::Failed(error) => return Err(Unanswered::of(error.into())),
             _ => {}
         }
+    }
+    if question.len() > MAX_QUESTION_TOKENS {
+        let why = format!("{} tokens, and by at most {MAX_QUESTION_TOKENS} can be compared", question.len());
+        return Err(Unanswered::Question(why));
     }
     let params = GenerationParams {
         logprobs: Some(TOP),

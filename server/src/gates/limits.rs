@@ -39,6 +39,10 @@ pub const PERFORMANCE_QUESTIONS: usize = 16;
 pub const PERFORMANCE_ANSWER_TOKENS: u32 = 48;
 /// Answers of both that are needed: of fewer the error of a mean is not known.
 pub const MIN_PERFORMANCE_ANSWERS: usize = 6;
+/// Live requests by which the shadow gate judges at least: of fewer the error of a mean is not known.
+pub const MIN_SHADOW_ANSWERS: usize = 12;
+/// How long both versions may take for one live request; it is left out then.
+pub const SHADOW_REQUEST_LIMIT: Duration = Duration::from_secs(60);
 /// Parts of its time in which the shadow gate says how far it is: each is a write.
 pub const SHADOW_STEPS: u32 = 20;
 /// How long the active version may take to answer one question by which a candidate is compared with it, which it does after all that

@@ -1,7 +1,7 @@
 //! Prompts of some of the requests that a version has answered, for whoever compares another version by them.
 //!
 //! A request is drawn when it begins, and its prompt is handed over once it has been answered well. One prompt waits at a time; where it
-//! has not been taken by then, the next one is dropped. Nothing of it is written anywhere.
+//! has not been taken by then, the next one is dropped. A prompt is kept by reference from the request's beginning on; no text is copied.
 
 use std::sync::Arc;
 

@@ -78,7 +78,10 @@ async fn a_candidate_is_compared_on_what_users_ask_and_no_user_notices() {
     // Nobody asks.
     let (server, sha256) = served("demo-v2.q8_0.gguf").await;
     let found = judged(&mut pod, &version("v2", &server, &sha256)).await;
-    assert_eq!((&found["verdict"], &found["message"]), (&json!("Skipped"), &json!("no request was answered in 1s")));
+    assert_eq!(
+        (&found["verdict"], &found["message"]),
+        (&json!("Skipped"), &json!("no request was drawn and answered in 1s"))
+    );
 
     let (is_over, answers) = (Arc::default(), Arc::default());
     let front = Arc::new(Front::of(&pod).await);

@@ -2,9 +2,9 @@
 //!
 //! The limits of `llguidance` count expressions and items that are made, not those that are looked at again, so that an
 //! ambiguous schema can take seconds for a token. One thread looks at each step that runs for longer than
-//! [`MAX_STEP_TIME`], and cancels it once that much processor time has passed while it looked. Time on the clock does not
-//! count: a thread that waits for a processor is not at fault. Where the kernel does not say what a thread has used, it is
-//! [`WAITING`] times as much on the clock.
+//! [`FIRST_LOOK`], and cancels it once it has used the rest of [`MAX_STEP_TIME`] of a processor, as the kernel counts it.
+//! Time on the clock does not count: a thread that waits for a processor is not at fault. Where the kernel does not say what
+//! a thread has used, it is [`WAITING`] times as much on the clock.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,6 +15,10 @@ use super::limits::MAX_STEP_TIME;
 
 /// See the module.
 const WAITING: u32 = 20;
+/// When a step is first looked at, and how often: ordinary ones have ended by then.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+/// What a step may use after the first look.
+const REST: Duration = MAX_STEP_TIME.saturating_sub(FIRST_LOOK);
 
 /// A step that runs.
 struct Running {
@@ -62,7 +66,7 @@ impl StepClock {
             let (number, began) = (steps.next, Instant::now());
             steps.next += 1;
             let thread = rustix::thread::gettid().as_raw_nonzero().get();
-            let look_at = began + MAX_STEP_TIME;
+            let look_at = began + FIRST_LOOK;
             steps.running.push(Running { number, thread, began, look_at, used: None, cancel: cancel.clone() });
             // The others that run are looked at before this one.
             if steps.running.len() == 1 {
@@ -118,14 +122,13 @@ fn watch(shared: &Shared) {
 
 /// Cancels a step that has had enough, or says when to look again.
 fn look(step: &mut Running, now: Instant, used: Option<Duration>) {
-    step.look_at = now + MAX_STEP_TIME;
-    let has_had_enough = match (step.used, used) {
-        (Some(before), Some(used)) => used.saturating_sub(before) >= MAX_STEP_TIME,
-        (None, Some(_)) => false,
-        (_, None) => now.saturating_duration_since(step.began) >= MAX_STEP_TIME * WAITING,
-    };
     step.used = step.used.or(used);
-    if has_had_enough {
+    let left = match (step.used, used) {
+        (Some(first), Some(used)) => REST.saturating_sub(used.saturating_sub(first)),
+        _ => (MAX_STEP_TIME * WAITING).saturating_sub(now.saturating_duration_since(step.began)),
+    };
+    step.look_at = now + left.max(FIRST_LOOK);
+    if left.is_zero() {
         step.cancel.cancel();
     }
 }
@@ -150,22 +153,22 @@ mod tests {
     #[test]
     fn time_on_a_processor_counts_and_time_that_is_waited_does_not() {
         let ms = Duration::from_millis;
-        for (looks, cancelled) in [
+        for (looks, cancelled, next) in [
             // A thread that got no processor between its looks.
-            (vec![(5, Some(100)), (10, Some(100)), (1000, Some(104))], false),
-            (vec![(5, Some(100)), (10, Some(105))], true),
+            (vec![(1, Some(100)), (5, Some(100)), (1000, Some(103))], false, 1),
+            (vec![(1, Some(100)), (5, Some(101))], false, 3),
+            (vec![(1, Some(100)), (5, Some(104))], true, 1),
             // What it used before the first look was other steps'.
-            (vec![(5, Some(90_000))], false),
-            (vec![(5, None), (99, None)], false),
-            (vec![(5, None), (100, None)], true),
+            (vec![(1, Some(90_000))], false, 4),
+            (vec![(1, None), (99, None)], false, 1),
+            (vec![(1, None), (100, None)], true, 1),
         ] {
             let mut step = running();
             for &(at, used) in &looks {
-                let now = step.began + ms(at);
-                look(&mut step, now, used.map(ms));
-                assert_eq!(step.look_at, now + MAX_STEP_TIME);
+                look(&mut step, step.began + ms(at), used.map(ms));
             }
-            assert_eq!(step.cancel.is_cancelled(), cancelled, "{looks:?}");
+            let last = looks.last().map(|(at, _)| step.began + ms(*at)).unwrap();
+            assert_eq!((step.cancel.is_cancelled(), step.look_at), (cancelled, last + ms(next)), "{looks:?}");
         }
     }
 

@@ -34,8 +34,7 @@ pub const MAX_STEP_ITEMS: usize = 50_000;
 /// The most places in a schema that a text may stand at, at once: four for each of `MAX_SCHEMA_PROPERTIES` that may all be left out,
 /// and what is around them.
 pub const MAX_ROW_ITEMS: usize = 2200;
-/// What one token may cost in time on a processor, whatever it is spent on: looked at each time that this has passed, so
-/// that twice as much is the most.
+/// What one token may cost in time on a processor, whatever it is spent on, as the kernel counts it: by its ticks.
 pub const MAX_STEP_TIME: Duration = Duration::from_millis(5);
 /// States that the expressions of one answer may have been in; one takes about 1 KiB. Each character of a string whose
 /// length is bounded is one.

@@ -125,8 +125,8 @@ fn each_limit_is_judged_and_named_with_its_figure() {
         (DriftLimits { max_perplexity_ratio: Some(1.0019), ..none }, "drift.maxPerplexityRatio"),
     ] {
         let refusal = judge(&answers(0.95, 0.01, 0.002), &limits).unwrap_err();
-        assert_eq!((refusal.gate, refusal.value.as_deref()), (GateName::Drift, Some(&*value)));
-        assert!(refusal.message.contains(field), "{}", refusal.message);
+        assert_eq!(refusal.value, value);
+        assert!(refusal.field.ends_with(field) && refusal.found.contains(field), "{refusal:?}");
     }
     // A single answer says nothing of others.
     assert!(judge(&answers(0.0, 9.0, 9.0)[..1], &DriftLimits::default()).is_ok());
