@@ -17,7 +17,7 @@ use super::args::{CacheArgs, CheckArgs};
 use super::check::{Check, Problems};
 use super::{
     MAX_GATES_FILE_BYTES, MAX_MEMORY_LIMIT_MIB, MAX_PROMPTS_FILE_BYTES, MAX_SERVICE_CTX_SIZE, MAX_SERVICE_PARALLEL,
-    MIN_MEMORY_LIMIT_MIB, MIN_SERVICE_CTX_SIZE, RemoteModels, template,
+    Environment, MIN_MEMORY_LIMIT_MIB, MIN_SERVICE_CTX_SIZE, RemoteModels, template,
 };
 use crate::gates::{prompts, runtime_settings};
 use crate::limits::MAX_WORKERS;
@@ -60,7 +60,7 @@ pub struct NamedModel {
 impl NamedModel {
     fn of(check: &mut Check, cache: &CacheArgs, flag: &str, named: PathBuf) -> Self {
         let mut path = named.clone();
-        let remote = cache.models(check, (flag, &mut path), None);
+        let remote = cache.models(check, Some(Environment::OWN), (flag, &mut path), None);
         Self { named, path, remote }
     }
 }

@@ -119,7 +119,7 @@ pub fn check_file(path: &Path) -> Result<usize, Problems> {
         Ok((args, settings(SERVE, &given, &read)))
     });
     let (args, settings) = parsed.map_err(|error| Problems(vec![error.to_string()]))?;
-    args.check().map_err(|problems| problems.told_of(&settings))?;
+    args.check_alone().map_err(|problems| problems.told_of(&settings))?;
     Ok(read.file.given.len())
 }
 
