@@ -67,9 +67,9 @@ const MAX_GPU_MEMORY_MIB: u32 = 1 << 24;
 /// The most disk for prefixes that a flag may ask for, in MiB.
 const MAX_CACHE_DISK_MIB: u32 = 1 << 24;
 /// The most bytes of a file of gates, which a few lines are.
-const MAX_GATES_FILE_BYTES: u64 = 64 * 1024;
+const MAX_GATES_FILE_BYTES: usize = 64 * 1024;
 /// The most bytes of a file of golden prompts: what the API server lets a ConfigMap have.
-const MAX_PROMPTS_FILE_BYTES: u64 = 1 << 20;
+const MAX_PROMPTS_FILE_BYTES: usize = 1 << 20;
 /// The least context in tokens that a version of a service may have.
 const MIN_SERVICE_CTX_SIZE: u32 = 128;
 /// The most context in tokens that a version of a service may have.

@@ -146,7 +146,7 @@ impl CheckArgs {
             }
             return None;
         };
-        let text = read(check, "prompts", file, MAX_PROMPTS_FILE_BYTES)?;
+        let text = check.text_file("prompts", file, MAX_PROMPTS_FILE_BYTES, "a file of golden prompts")?;
         if let Err(error) = prompts::parse(&text) {
             check.problem(format!("--prompts {file:?} cannot be used: {error}"));
         }
@@ -156,7 +156,9 @@ impl CheckArgs {
 
 /// The gates of a file. What is wrong with them is told.
 fn gates_of(check: &mut Check, file: &Path) -> GatesSpec {
-    let Some(text) = read(check, "gates", file, MAX_GATES_FILE_BYTES) else { return GatesSpec::default() };
+    let Some(text) = check.text_file("gates", file, MAX_GATES_FILE_BYTES, "a file of gates") else {
+        return GatesSpec::default();
+    };
     let (gates, unknown) = match parsed::<GatesSpec>(&text) {
         Ok(parsed) => parsed,
         Err(error) => {
@@ -191,22 +193,6 @@ fn parsed<T: DeserializeOwned + Default>(text: &str) -> Result<(T, Vec<String>),
         Ok(read) => Ok((read, unknown)),
         Err(error) => Err(format!("{}: {error}", track.path())),
     }
-}
-
-fn read(check: &mut Check, flag: &str, file: &Path, max_bytes: u64) -> Option<String> {
-    if !check.file(flag, file) {
-        return None;
-    }
-    let bytes = file.metadata().map_or(0, |metadata| metadata.len());
-    if bytes > max_bytes {
-        check.problem(format!("--{flag} must be a file of at most {max_bytes} bytes, and {file:?} has {bytes}"));
-        return None;
-    }
-    let read = std::fs::read_to_string(file);
-    read.map_err(|error| {
-        check.problem(format!("--{flag} must be a readable file of text, and {file:?} is not: {error}"));
-    })
-    .ok()
 }
 
 #[cfg(test)]
