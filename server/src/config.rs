@@ -70,12 +70,6 @@ const MAX_CACHE_DISK_MIB: u32 = 1 << 24;
 const MAX_GATES_FILE_BYTES: usize = 64 * 1024;
 /// The most bytes of a file of golden prompts: what the API server lets a ConfigMap have.
 const MAX_PROMPTS_FILE_BYTES: usize = 1 << 20;
-/// The least context in tokens that a version of a service may have.
-const MIN_SERVICE_CTX_SIZE: u32 = 128;
-/// The most context in tokens that a version of a service may have.
-const MAX_SERVICE_CTX_SIZE: u32 = 1 << 24;
-/// The most sequences that a version of a service may have.
-const MAX_SERVICE_PARALLEL: u32 = 255;
 /// The least disk for models from stores that a flag may ask for, in MiB.
 const MIN_CACHE_SIZE_MIB: u32 = 1;
 /// The most disk for models from stores that a flag may ask for, in MiB.

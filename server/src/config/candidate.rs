@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use gantry_crds::inference_service::{
     CacheType as SpecCacheType, EmbeddingsSpec, GatesSpec, RuntimeSpec, default_min_pass,
 };
+use gantry_crds::runtime::{MAX_CONTEXT_SIZE, MAX_PARALLEL, MIN_CONTEXT_SIZE};
 use gantry_crds::scalars::AutoOr;
 use gantry_engine::CacheType;
 use serde::de::DeserializeOwned;
@@ -16,8 +17,8 @@ use serde::de::DeserializeOwned;
 use super::args::{CacheArgs, CheckArgs};
 use super::check::{Check, Problems};
 use super::{
-    MAX_GATES_FILE_BYTES, MAX_MEMORY_LIMIT_MIB, MAX_PROMPTS_FILE_BYTES, MAX_SERVICE_CTX_SIZE, MAX_SERVICE_PARALLEL,
-    Environment, MIN_MEMORY_LIMIT_MIB, MIN_SERVICE_CTX_SIZE, RemoteModels, template,
+    Environment, MAX_GATES_FILE_BYTES, MAX_MEMORY_LIMIT_MIB, MAX_PROMPTS_FILE_BYTES, MIN_MEMORY_LIMIT_MIB,
+    RemoteModels, template,
 };
 use crate::gates::{prompts, runtime_settings};
 use crate::limits::MAX_WORKERS;
@@ -100,8 +101,8 @@ impl CheckArgs {
     fn runtime(&self, check: &mut Check) -> RuntimeSpec {
         let automatic = |number: Option<u32>| number.map_or(AutoOr::Auto, AutoOr::Value);
         let runtime = RuntimeSpec {
-            context_size: check.number("ctx-size", &self.ctx_size, MIN_SERVICE_CTX_SIZE, MAX_SERVICE_CTX_SIZE),
-            parallel: check.number("parallel", &self.parallel, 1, MAX_SERVICE_PARALLEL),
+            context_size: check.number("ctx-size", &self.ctx_size, MIN_CONTEXT_SIZE, MAX_CONTEXT_SIZE),
+            parallel: check.number("parallel", &self.parallel, 1, MAX_PARALLEL),
             threads: automatic(check.automatic("threads", &self.threads, 1, gantry_engine::MAX_THREADS)),
             workers: check.automatic("workers", &self.workers, 1, MAX_WORKERS),
             cache_type: match check.cache_type("cache-type-k", &self.cache_type_k) {
