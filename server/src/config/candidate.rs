@@ -2,7 +2,8 @@
 //!
 //! The gates are read by the type of the CRD. A field that this release does not know is refused by its path, and what the operator
 //! would refuse is refused by the same code ([`GatesSpec::problems`]), which takes some spellings of numbers that the API server's
-//! rules do not. Absent: what the gates find ([`crate::check`]).
+//! rules do not. It is serde's reader of YAML that fills the CRD's types, and not the one of files of settings
+//! ([`super::file`]). Absent: what the gates find ([`crate::check`]).
 
 use std::path::{Path, PathBuf};
 
