@@ -72,7 +72,11 @@ fn judge_and_print(settings: &CheckSettings, format: CheckFormat) -> anyhow::Res
         CheckFormat::Text => outcome.text(console::has_colour(&std::io::stdout())),
         CheckFormat::Json => outcome.json(),
     };
-    std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout")?;
+    if let Err(error) = std::io::stdout().write_all(text.as_bytes()) {
+        // It was judged all the same, and the exit code says how.
+        let told = format!("gantry-server: the report cannot be written to standard output: {error}\n");
+        telemetry::write_lines(told.as_bytes());
+    }
     let Some(refusal) = &outcome.refusal else { return Ok(ExitCode::SUCCESS) };
     // Where scripts that keep the report elsewhere see it.
     let (gate, message) = (refusal.gate.as_str(), &refusal.message);
@@ -237,12 +241,12 @@ impl Bench<'_> {
 
     /// What comes of it, unless it is called off or nothing is reported of it for [`CHECK_STANDSTILL_LIMIT`].
     async fn while_it_gets_on<T>(&self, work: impl Future<Output = T>) -> anyhow::Result<T> {
-        let mut board = self.board.subscribe();
-        let standstill = async { while let Ok(Ok(())) = timeout(CHECK_STANDSTILL_LIMIT, board.changed()).await {} };
+        let (board, mut changes) = (self.board.subscribe(), self.board.subscribe());
+        let standstill = async { while let Ok(Ok(())) = timeout(CHECK_STANDSTILL_LIMIT, changes.changed()).await {} };
         tokio::select! {
             done = work => Ok(done),
             () = self.cancel.cancelled() => anyhow::bail!("it was called off"),
-            () = standstill => anyhow::bail!("nothing has come of it for {} s", CHECK_STANDSTILL_LIMIT.as_secs()),
+            () = standstill => anyhow::bail!("{}", stands_still(&board.borrow())),
         }
     }
 }
@@ -277,6 +281,23 @@ fn tell_file(report: &Report, file: &CachedModel, is_fetched: bool, is_verified:
     }
 }
 
+/// That nothing has come of the model that is on the board, how far it was, and what to do.
+fn stands_still(board: &Lines) -> String {
+    let told: Vec<String> = board
+        .values()
+        .map(|line| {
+            let passed = line.gates.last().map(|gate| format!(", past {}", gate.name.as_str())).unwrap_or_default();
+            format!("{}{passed}", console::in_gates(line))
+        })
+        .collect();
+    format!(
+        "nothing has come for {} s of {}; try again where the machine has less to do, or with a smaller --ctx-size, and look at the \
+         model's file if it stands still there again",
+        CHECK_STANDSTILL_LIMIT.as_secs(),
+        told.join("; ")
+    )
+}
+
 /// What was reported, with the gates that were not asked for or not reached as Skipped.
 fn every_gate(status: &CandidateStatus, settings: &CheckSettings) -> Vec<GateResult> {
     let refused_by = status.gates.iter().find(|gate| gate.verdict == GateVerdict::Fail);
@@ -300,4 +321,21 @@ fn every_gate(status: &CandidateStatus, settings: &CheckSettings) -> Vec<GateRes
         })
     };
     AgentStatus::of_this_release().gates.into_iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_model_that_stands_still_it_is_told_how_far_it_was() {
+        let board = Arc::new(watch::channel(Lines::from([(CANDIDATE.to_owned(), line::blank(CANDIDATE, None))])).0);
+        let report = Report::of(Arc::clone(&board), CANDIDATE);
+        report.pass(GateName::Load, "1.0 s");
+        report.phase(gantry_crds::status::CandidatePhase::Testing);
+        report.answered(3, 12);
+        let told = stands_still(&board.borrow());
+        let wanted = "nothing has come for 900 s of candidate: testing, 3 of 12 prompts, past Load; try again where";
+        assert!(told.starts_with(wanted), "{told}");
+    }
 }

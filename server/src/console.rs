@@ -177,7 +177,7 @@ pub async fn show_gates(mut board: watch::Receiver<Lines>) {
 }
 
 /// Which model it is, what it does, and how far it is with that.
-fn in_gates(line: &CandidateStatus) -> String {
+pub(crate) fn in_gates(line: &CandidateStatus) -> String {
     let mut text = format!("{}: {}", line.version, line.phase.as_str().to_ascii_lowercase());
     if let Some(summary) = line.progress.as_ref().and_then(|progress| progress.summary.as_ref()) {
         let _ = write!(text, ", {summary}");

@@ -152,6 +152,12 @@ fn memory_is_judged_for_the_pod_that_it_is_meant_for() {
     let message = found["message"].as_str().unwrap();
     assert!(message.contains("the pod's limit is 64.0Mi, spec.resources.memory"), "{message}");
     assert_eq!(gate(&report, "Load")["message"], "not reached: Memory refused it");
+
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = command("demo-v2.q8_0.gguf", &["--memory-limit", "64"]).stdout(full).output().unwrap();
+    let log = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "the verdict is what counts: {log}");
+    assert!(log.contains("the report cannot be written") && log.contains("demo-v2.q8_0.gguf: Memory: "), "{log}");
 }
 
 /// The processes that a process has started and not outlived.
