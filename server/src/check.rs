@@ -163,6 +163,7 @@ impl Bench<'_> {
         let job = self.job(REFERENCE, None);
         let loaded = self.while_it_gets_on(self.loader.load(&job, Files::of(file), &report)).await?;
         self.board.send_modify(|lines| drop(lines.remove(REFERENCE)));
+        console::shown();
         let refused = |Refusal { gate, message, .. }| anyhow::anyhow!("{}: {message}", gate.as_str());
         let loaded = loaded.map_err(refused).with_context(|| format!("the reference {named} cannot be loaded"))?;
         let loaded = loaded.context("the reference was not loaded")?;
