@@ -8,7 +8,7 @@ use std::fmt;
 use crate::inference_service::{
     DriftGate, DriftReference, GatesSpec, OBJECT_NAME_RULE, PerformanceGate, PromptsGate, ShadowGate, is_object_name,
 };
-use crate::scalars::Ratio;
+use crate::scalars::{Percent, Ratio};
 
 /// One thing in the spec that cannot be carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,45 +49,46 @@ impl GatesSpec {
     /// Everything in these gates that cannot be carried out.
     #[must_use]
     pub fn problems(&self) -> Vec<Problem> {
-        const DRIFT: &str = "spec.rollout.gates.drift";
-        const PERFORMANCE: &str = "spec.rollout.gates.performance";
-        const SHADOW: &str = "spec.rollout.gates.shadow";
+        use ProblemKind::{Invalid, NotSupported};
         let mut problems = Vec::new();
         let mut problem = |kind, field, advice| problems.push(Problem { kind, field, advice });
         let Self { memory, prompts, drift, performance, shadow } = self;
         if let Err(error) = memory.headroom.ratio() {
-            problem(ProblemKind::Invalid, "spec.rollout.gates.memory.headroom", error.to_string());
+            problem(Invalid, "spec.rollout.gates.memory.headroom", error.to_string());
         }
         if let Some(PromptsGate { config_map_ref, min_pass }) = prompts {
             if let Err(error) = min_pass.ratio() {
-                problem(ProblemKind::Invalid, "spec.rollout.gates.prompts.minPass", error.to_string());
+                problem(Invalid, "spec.rollout.gates.prompts.minPass", error.to_string());
             }
             if let Some(advice) = of_object_name(&config_map_ref.name) {
-                problem(ProblemKind::Invalid, "spec.rollout.gates.prompts.configMapRef.name", advice);
+                problem(Invalid, "spec.rollout.gates.prompts.configMapRef.name", advice);
             }
         }
         if let Some(DriftGate { reference, min_agreement, max_kl, max_perplexity_ratio }) = drift {
-            let agreement = min_agreement.as_ref().and_then(|share| Some(("minAgreement", share.ratio().err()?)));
-            let ratios = [("maxKl", max_kl), ("maxPerplexityRatio", max_perplexity_ratio)];
-            let ratios = ratios.into_iter().filter_map(|(name, ratio)| Some((name, ratio.as_ref()?.value().err()?)));
-            for (name, error) in agreement.into_iter().chain(ratios) {
-                problem(ProblemKind::Invalid, DRIFT, format!("{name}: {error}"));
+            if let Some(Err(error)) = min_agreement.as_ref().map(Percent::ratio) {
+                problem(Invalid, "spec.rollout.gates.drift.minAgreement", error.to_string());
+            }
+            if let Some(Err(error)) = max_kl.as_ref().map(Ratio::value) {
+                problem(Invalid, "spec.rollout.gates.drift.maxKl", error.to_string());
+            }
+            if let Some(Err(error)) = max_perplexity_ratio.as_ref().map(Ratio::value) {
+                problem(Invalid, "spec.rollout.gates.drift.maxPerplexityRatio", error.to_string());
             }
             if *reference != DriftReference::Active {
-                problem(ProblemKind::NotSupported, DRIFT, "reference: use Active".to_owned());
+                problem(NotSupported, "spec.rollout.gates.drift.reference", "use Active".to_owned());
             }
         }
         if let Some(PerformanceGate { min_decode_ratio }) = performance
             && let Some(Err(error)) = min_decode_ratio.as_ref().map(Ratio::value)
         {
-            problem(ProblemKind::Invalid, PERFORMANCE, format!("minDecodeRatio: {error}"));
+            problem(Invalid, "spec.rollout.gates.performance.minDecodeRatio", error.to_string());
         }
         if let Some(ShadowGate { sample_percent, duration }) = shadow {
             if !(1..=100).contains(sample_percent) {
-                problem(ProblemKind::Invalid, SHADOW, "samplePercent: use a number from 1 to 100".to_owned());
+                problem(Invalid, "spec.rollout.gates.shadow.samplePercent", "use a number from 1 to 100".to_owned());
             }
             if let Err(error) = duration.to_std() {
-                problem(ProblemKind::Invalid, SHADOW, format!("duration: {error}"));
+                problem(Invalid, "spec.rollout.gates.shadow.duration", error.to_string());
             }
         }
         problems

@@ -12,6 +12,12 @@ use crate::{
 /// The longest chat template that a spec may give, in characters: the longest published ones have about 20,000. It is in the
 /// object as often as versions are, and each watcher of the object receives it whole.
 pub const MAX_CHAT_TEMPLATE_CHARS: u32 = 32_768;
+/// The least context in tokens.
+pub const MIN_CONTEXT_SIZE: u32 = 128;
+/// The most context in tokens.
+pub const MAX_CONTEXT_SIZE: u32 = 1 << 24;
+/// The most sequences.
+pub const MAX_PARALLEL: u32 = 255;
 
 /// How the engine runs a model.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -25,11 +31,11 @@ pub const MAX_CHAT_TEMPLATE_CHARS: u32 = 32_768;
 pub struct RuntimeSpec {
     /// Tokens of context in all, shared equally by the parallel sequences.
     #[serde(default = "default_context_size")]
-    #[x_kube(validation = Rule::new("self >= 128 && self <= 16777216").message("spec.runtime.contextSize: use a number of tokens from 128 to 16777216"))]
+    #[x_kube(validation = Rule::new(format!("self >= {MIN_CONTEXT_SIZE} && self <= {MAX_CONTEXT_SIZE}")).message(format!("spec.runtime.contextSize: use a number of tokens from {MIN_CONTEXT_SIZE} to {MAX_CONTEXT_SIZE}").as_str()))]
     pub context_size: u32,
     /// Sequences that are decoded at the same time.
     #[serde(default = "default_parallel")]
-    #[x_kube(validation = Rule::new("self >= 1 && self <= 255").message("spec.runtime.parallel: use a number from 1 to 255"))]
+    #[x_kube(validation = Rule::new(format!("self >= 1 && self <= {MAX_PARALLEL}")).message(format!("spec.runtime.parallel: use a number from 1 to {MAX_PARALLEL}").as_str()))]
     pub parallel: u32,
     /// Type of the keys and values in the KV cache.
     #[serde(default)]

@@ -461,23 +461,23 @@ impl Collector {
     }
 
     fn gates(&mut self, rollout: &RolloutSpec) {
-        const SHADOW: &str = "spec.rollout.gates.shadow";
         let gates = &rollout.gates;
         self.0.extend(gates.problems());
         if let Some(shadow) = &gates.shadow
             && let (Ok(duration), Ok(most)) = (shadow.duration.to_std(), rollout.progress_deadline.to_std())
             && duration > most
         {
-            let advice = "duration: use at most spec.rollout.progressDeadline, or a longer progressDeadline";
-            self.invalid(SHADOW, advice);
+            let advice = "use at most spec.rollout.progressDeadline, or a longer progressDeadline";
+            self.invalid("spec.rollout.gates.shadow.duration", advice);
         }
-        let comparing = [
-            ("spec.rollout.gates.drift", gates.drift.is_some()),
-            ("spec.rollout.gates.performance", gates.performance.is_some()),
-            (SHADOW, gates.shadow.is_some()),
-        ];
-        for (gate, _) in comparing.into_iter().filter(|(_, is_asked_for)| *is_asked_for) {
-            self.beside_the_active_one(gate, rollout.strategy);
+        if gates.drift.is_some() {
+            self.beside_the_active_one("spec.rollout.gates.drift", rollout.strategy);
+        }
+        if gates.performance.is_some() {
+            self.beside_the_active_one("spec.rollout.gates.performance", rollout.strategy);
+        }
+        if gates.shadow.is_some() {
+            self.beside_the_active_one("spec.rollout.gates.shadow", rollout.strategy);
         }
     }
 
@@ -662,8 +662,8 @@ mod tests {
         let cases = [
             (
                 json!({"rollout": {"gates": {"drift": {"reference": "Golden"}}}}),
-                "spec.rollout.gates.drift",
-                "reference: use Active",
+                "spec.rollout.gates.drift.reference",
+                "use Active",
             ),
             (source(json!({"uri": "gs://b/a.gguf"})), "spec.model.source.uri", "https://"),
             (source(json!({"uri": "azure://b/a.gguf"})), "spec.model.source.uri", "https://"),
@@ -743,12 +743,25 @@ mod tests {
             "spec.api.responseStore",
             "spec.api.responseStore.ttl",
             "spec.rollout.gates.memory.headroom",
-            "spec.rollout.gates.performance",
-            "spec.rollout.gates.shadow",
+            "spec.rollout.gates.performance.minDecodeRatio",
+            "spec.rollout.gates.shadow.samplePercent",
             "spec.rollout.rollback.signals",
         ] {
             assert!(fields.contains(&field), "{field} in {problems}");
         }
+    }
+
+    #[test]
+    fn live_requests_are_compared_within_the_deadline_beside_the_active_model() {
+        let rollout = |deadline: &str, strategy: &str| {
+            let gates = json!({"drift": {}, "shadow": {"samplePercent": 5, "duration": "16m"}});
+            let rollout = json!({"progressDeadline": deadline, "strategy": strategy, "gates": gates});
+            let problems = validate(&service(json!({ "rollout": rollout }))).err().map(|problems| problems.0);
+            problems.into_iter().flatten().map(|problem| problem.field).collect::<Vec<_>>()
+        };
+        assert_eq!(rollout("16m", "Auto"), Vec::<&str>::new());
+        assert_eq!(rollout("15m", "Auto"), ["spec.rollout.gates.shadow.duration"]);
+        assert_eq!(rollout("16m", "BlueGreen"), ["spec.rollout.gates.drift", "spec.rollout.gates.shadow"]);
     }
 
     #[test]

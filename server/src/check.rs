@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::config::{CheckArgs, CheckFormat, CheckSettings, NamedModel};
-use crate::fetch::CachedModel;
+use crate::fetch::{Digest, FileStamp};
 use crate::gates::limits::{CHECK_STANDSTILL_LIMIT, HEADROOM_RATIO};
 use crate::gates::memory::PodMemory;
 use crate::gates::reference::Reference;
@@ -72,7 +72,11 @@ fn judge_and_print(settings: &CheckSettings, format: CheckFormat) -> anyhow::Res
         CheckFormat::Text => outcome.text(console::has_colour(&std::io::stdout())),
         CheckFormat::Json => outcome.json(),
     };
-    std::io::stdout().write_all(text.as_bytes()).context("cannot write to stdout")?;
+    if let Err(error) = std::io::stdout().write_all(text.as_bytes()) {
+        // It was judged all the same, and the exit code says how.
+        let told = format!("gantry-server: the report cannot be written to standard output: {error}\n");
+        telemetry::write_lines(told.as_bytes());
+    }
     let Some(refusal) = &outcome.refusal else { return Ok(ExitCode::SUCCESS) };
     // Where scripts that keep the report elsewhere see it.
     let (gate, message) = (refusal.gate.as_str(), &refusal.message);
@@ -154,11 +158,13 @@ impl Bench<'_> {
     /// Loads the model that the candidate is compared with.
     async fn load_reference(&self, model: &NamedModel) -> anyhow::Result<Loaded> {
         let named = model.named.display();
-        let (file, _) = bring(model, self.cancel).await.with_context(|| format!("the reference {named}"))?;
+        let Found { files, .. } =
+            find(model, false, self.cancel).await.with_context(|| format!("the reference {named}"))?;
         let report = self.report(REFERENCE);
         let job = self.job(REFERENCE, None);
-        let loaded = self.while_it_gets_on(self.loader.load(&job, Files::of(file), &report)).await?;
+        let loaded = self.while_it_gets_on(self.loader.load(&job, files, &report)).await?;
         self.board.send_modify(|lines| drop(lines.remove(REFERENCE)));
+        console::shown();
         let refused = |Refusal { gate, message, .. }| anyhow::anyhow!("{}: {message}", gate.as_str());
         let loaded = loaded.map_err(refused).with_context(|| format!("the reference {named} cannot be loaded"))?;
         let loaded = loaded.context("the reference was not loaded")?;
@@ -171,12 +177,12 @@ impl Bench<'_> {
     async fn judge(&self, reference: Option<Loaded>) -> anyhow::Result<Outcome> {
         let candidate = &self.settings.candidate;
         let named = candidate.named.display().to_string();
-        let (file, is_verified) =
-            bring(candidate, self.cancel).await.with_context(|| format!("the candidate {named}"))?;
+        let Found { files, origin, digest } =
+            find(candidate, true, self.cancel).await.with_context(|| format!("the candidate {named}"))?;
         let report = self.report(CANDIDATE);
-        tell_file(&report, &file, candidate.remote.model.is_some(), is_verified);
+        tell_file(&report, &origin, digest);
         let job = self.job(CANDIDATE, reference.as_ref());
-        let load = self.loader.load(&job, Files::of(file), &report);
+        let load = self.loader.load(&job, files, &report);
         let loaded = self.while_it_gets_on(load).await?;
         let passed = match loaded {
             Ok(Some(loaded)) => {
@@ -237,44 +243,95 @@ impl Bench<'_> {
 
     /// What comes of it, unless it is called off or nothing is reported of it for [`CHECK_STANDSTILL_LIMIT`].
     async fn while_it_gets_on<T>(&self, work: impl Future<Output = T>) -> anyhow::Result<T> {
-        let mut board = self.board.subscribe();
-        let standstill = async { while let Ok(Ok(())) = timeout(CHECK_STANDSTILL_LIMIT, board.changed()).await {} };
+        let (board, mut changes) = (self.board.subscribe(), self.board.subscribe());
+        let standstill = async { while let Ok(Ok(())) = timeout(CHECK_STANDSTILL_LIMIT, changes.changed()).await {} };
         tokio::select! {
             done = work => Ok(done),
             () = self.cancel.cancelled() => anyhow::bail!("it was called off"),
-            () = standstill => anyhow::bail!("nothing has come of it for {} s", CHECK_STANDSTILL_LIMIT.as_secs()),
+            () = standstill => anyhow::bail!("{}", stands_still(&board.borrow())),
         }
     }
 }
 
-/// A model's file, and whether its digest is the one that was asked for, or that its store tells.
-async fn bring(model: &NamedModel, cancel: &CancellationToken) -> anyhow::Result<(CachedModel, bool)> {
-    let bring = async {
+/// A model whose files are there.
+struct Found {
+    files: Files,
+    origin: Origin,
+    /// Of a model in one file, where it is known.
+    digest: Option<Digest>,
+}
+
+/// Where the files of a model come from.
+enum Origin {
+    /// They are files of this machine.
+    Here,
+    /// They have so many bytes, and `is_verified`: the digests that were asked for, or that their store tells.
+    Address { bytes: u64, is_verified: bool },
+}
+
+/// Brings a model, or finds it here. `is_hashed`: a file of this machine is hashed, and not loaded as anything else.
+async fn find(model: &NamedModel, is_hashed: bool, cancel: &CancellationToken) -> anyhow::Result<Found> {
+    let find = async {
         let Some(remote) = &model.remote.model else {
             let path = model.path.clone();
-            let hashed = tokio::task::spawn_blocking(move || CachedModel::at_hand(&path)).await?;
-            return anyhow::Ok((hashed.context("it cannot be read")?, false));
+            let hashed = tokio::task::spawn_blocking(move || {
+                // The digest of one of several files would say nothing of the others.
+                let is_hashed = is_hashed && gantry_gguf::part_paths(&path).len() == 1;
+                is_hashed.then(|| FileStamp::hashed(&path)).transpose()
+            });
+            let stamp = hashed.await?.context("it cannot be read")?;
+            let digest = stamp.as_ref().and_then(FileStamp::digest);
+            return anyhow::Ok(Found {
+                files: Files::at_hand(model.path.clone(), stamp),
+                origin: Origin::Here,
+                digest,
+            });
         };
         let brought = pull::bring(&model.remote.cache, remote).await.context("it cannot be fetched")?;
-        let is_verified = remote.sha256.is_some() || brought.pinned.is_some();
-        Ok((brought.into_model().context("its address names no file")?, is_verified))
+        let (is_verified, is_one) = (brought.is_verified, brought.files.len() == 1);
+        let file = brought.into_model().context("its address names no file")?;
+        let origin = Origin::Address { bytes: file.bytes(), is_verified };
+        let digest = is_one.then(|| file.digest());
+        Ok(Found { files: Files::of(file), origin, digest })
     };
-    cancel.run_until_cancelled(bring).await.unwrap_or_else(|| anyhow::bail!("it was called off"))
+    cancel.run_until_cancelled(find).await.unwrap_or_else(|| anyhow::bail!("it was called off"))
 }
 
 /// Fetch and Digest, which have nothing to compare a file with that is there.
-fn tell_file(report: &Report, file: &CachedModel, is_fetched: bool, is_verified: bool) {
-    if is_fetched {
-        report.pass(GateName::Fetch, quantity(file.bytes()));
-    } else {
-        report.skip(GateName::Fetch, "a file of this machine");
+fn tell_file(report: &Report, origin: &Origin, digest: Option<Digest>) {
+    match origin {
+        Origin::Here => report.skip(GateName::Fetch, "a file of this machine"),
+        Origin::Address { bytes, .. } => report.pass(GateName::Fetch, quantity(*bytes)),
     }
-    let digest = format!("{:?}", file.digest());
-    if is_verified {
-        report.pass(GateName::Digest, digest);
-    } else {
-        report.skip(GateName::Digest, &format!("no digest is asked for; the file has {digest}"));
+    match (origin, digest) {
+        (Origin::Address { is_verified: true, .. }, Some(digest)) => {
+            report.pass(GateName::Digest, format!("{digest:?}"));
+        }
+        (Origin::Address { is_verified: true, .. }, None) => {
+            report.pass(GateName::Digest, "of each file, as its store tells it");
+        }
+        (_, Some(digest)) => {
+            report.skip(GateName::Digest, &format!("no digest is asked for; the file has {digest:?}"));
+        }
+        (_, None) => report.skip(GateName::Digest, "no digest is asked for, and each of several files has its own"),
     }
+}
+
+/// That nothing has come of the model that is on the board, how far it was, and what to do.
+fn stands_still(board: &Lines) -> String {
+    let told: Vec<String> = board
+        .values()
+        .map(|line| {
+            let passed = line.gates.last().map(|gate| format!(", past {}", gate.name.as_str())).unwrap_or_default();
+            format!("{}{passed}", console::in_gates(line))
+        })
+        .collect();
+    format!(
+        "nothing has come for {} s of {}; try again where the machine has less to do, or with a smaller --ctx-size, and look at the \
+         model's file if it stands still there again",
+        CHECK_STANDSTILL_LIMIT.as_secs(),
+        told.join("; ")
+    )
 }
 
 /// What was reported, with the gates that were not asked for or not reached as Skipped.
@@ -300,4 +357,21 @@ fn every_gate(status: &CandidateStatus, settings: &CheckSettings) -> Vec<GateRes
         })
     };
     AgentStatus::of_this_release().gates.into_iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_model_that_stands_still_it_is_told_how_far_it_was() {
+        let board = Arc::new(watch::channel(Lines::from([(CANDIDATE.to_owned(), line::blank(CANDIDATE, None))])).0);
+        let report = Report::of(Arc::clone(&board), CANDIDATE);
+        report.pass(GateName::Load, "1.0 s");
+        report.phase(gantry_crds::status::CandidatePhase::Testing);
+        report.answered(3, 12);
+        let told = stands_still(&board.borrow());
+        let wanted = "nothing has come for 900 s of candidate: testing, 3 of 12 prompts, past Load; try again where";
+        assert!(told.starts_with(wanted), "{told}");
+    }
 }

@@ -67,15 +67,9 @@ const MAX_GPU_MEMORY_MIB: u32 = 1 << 24;
 /// The most disk for prefixes that a flag may ask for, in MiB.
 const MAX_CACHE_DISK_MIB: u32 = 1 << 24;
 /// The most bytes of a file of gates, which a few lines are.
-const MAX_GATES_FILE_BYTES: u64 = 64 * 1024;
+const MAX_GATES_FILE_BYTES: usize = 64 * 1024;
 /// The most bytes of a file of golden prompts: what the API server lets a ConfigMap have.
-const MAX_PROMPTS_FILE_BYTES: u64 = 1 << 20;
-/// The least context in tokens that a version of a service may have.
-const MIN_SERVICE_CTX_SIZE: u32 = 128;
-/// The most context in tokens that a version of a service may have.
-const MAX_SERVICE_CTX_SIZE: u32 = 1 << 24;
-/// The most sequences that a version of a service may have.
-const MAX_SERVICE_PARALLEL: u32 = 255;
+const MAX_PROMPTS_FILE_BYTES: usize = 1 << 20;
 /// The least disk for models from stores that a flag may ask for, in MiB.
 const MIN_CACHE_SIZE_MIB: u32 = 1;
 /// The most disk for models from stores that a flag may ask for, in MiB.
@@ -217,18 +211,19 @@ impl PodArgs {
 
 impl CacheArgs {
     /// The models that are named by an address, of which a file of this machine is none. Those of the others that are not there
-    /// are told. `model` is named by this flag.
+    /// are told. `model` is named by this flag. `environment`: what it says of stores and of the cache, if it is looked at.
     fn models(
         &self,
         check: &mut Check,
+        environment: Option<Environment<'_>>,
         (flag, model): (&str, &mut PathBuf),
         draft: Option<&mut PathBuf>,
     ) -> RemoteModels {
-        let environment = Environment::OWN;
         let sha256 = self.digest(check);
+        let stores = environment.unwrap_or(Environment::EMPTY);
         let remote = |check: &mut Check, flag: &str, named: &mut PathBuf, sha256: Option<Digest>| {
             let remote = if source::is_address(named) {
-                source::remote(check, environment, flag, named, sha256)?
+                source::remote(check, stores, flag, named, sha256)?
             } else {
                 check.file(flag, named);
                 return None;
@@ -262,7 +257,7 @@ impl ValidateArgs {
     pub fn check(&self) -> Result<RemoteModels, Problems> {
         let mut check = Check::default();
         let mut file = self.file().to_owned();
-        let models = self.cache.models(&mut check, ("model", &mut file), None);
+        let models = self.cache.models(&mut check, Some(Environment::OWN), ("model", &mut file), None);
         check.finish(models)
     }
 }
@@ -328,7 +323,7 @@ impl ServeArgs {
                 "no model is named: give its file or its address {where_to}; `gantry-server serve --help` lists all flags"
             ));
         }
-        self.settings_after(check)
+        self.settings_after(check, Some(Environment::OWN))
     }
 
     /// As [`ServeArgs::settings`], but that no model need be named.
@@ -336,10 +331,19 @@ impl ServeArgs {
     /// # Errors
     /// Lists every mistake.
     pub fn check(&self) -> Result<(), Problems> {
-        self.settings_after(Check(self.config_problems.clone())).map(drop)
+        self.settings_after(Check(self.config_problems.clone()), Some(Environment::OWN)).map(drop)
     }
 
-    fn settings_after(&self, mut check: Check) -> Result<ServeSettings, Problems> {
+    /// As [`ServeArgs::check`], whatever the environment says of stores and of where the cache is.
+    fn check_alone(&self) -> Result<(), Problems> {
+        self.settings_after(Check(self.config_problems.clone()), None).map(drop)
+    }
+
+    fn settings_after(
+        &self,
+        mut check: Check,
+        environment: Option<Environment<'_>>,
+    ) -> Result<ServeSettings, Problems> {
         let mut http = self.http.check(&mut check, args::SERVE_HOST, None);
         self.backends.check(&mut check);
         let keys = check.cache_type("cache-type-k", &self.cache_type_k);
@@ -348,7 +352,7 @@ impl ServeArgs {
             check.problem("--cache-type-v must be the same as --cache-type-k".to_owned());
         }
         let (mut model, mut draft) = (self.model_file(&mut check), self.model_draft.clone());
-        let remote = self.cache.models(&mut check, ("model", &mut model), draft.as_mut());
+        let remote = self.cache.models(&mut check, environment, ("model", &mut model), draft.as_mut());
         let mut names = self.alias.clone();
         if names.is_empty() {
             names.extend(source::name_of(&model, remote.model.as_ref()));

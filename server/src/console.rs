@@ -161,15 +161,22 @@ pub async fn show_loading(name: String, mut progress: watch::Receiver<f32>) {
 /// Shows how far models are with their gates, for ever: see [`shown`].
 pub async fn show_gates(mut board: watch::Receiver<Lines>) {
     let Some(Console { bar, .. }) = CONSOLE.get() else { return };
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
-        bar.set_style(style);
-    }
-    bar.reset();
-    bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+    let mut is_ours = false;
     loop {
         let lines: Vec<String> = board.borrow_and_update().values().map(in_gates).collect();
-        bar.set_message(lines.join("; "));
-        bar.tick();
+        // With nothing on the board the bar may be that of a fetch, which takes it away when it ends.
+        if !lines.is_empty() {
+            if !is_ours || bar.is_finished() {
+                if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
+                    bar.set_style(style);
+                }
+                bar.reset();
+                bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+                is_ours = true;
+            }
+            bar.set_message(lines.join("; "));
+            bar.tick();
+        }
         if board.changed().await.is_err() {
             return;
         }
@@ -177,7 +184,7 @@ pub async fn show_gates(mut board: watch::Receiver<Lines>) {
 }
 
 /// Which model it is, what it does, and how far it is with that.
-fn in_gates(line: &CandidateStatus) -> String {
+pub(crate) fn in_gates(line: &CandidateStatus) -> String {
     let mut text = format!("{}: {}", line.version, line.phase.as_str().to_ascii_lowercase());
     if let Some(summary) = line.progress.as_ref().and_then(|progress| progress.summary.as_ref()) {
         let _ = write!(text, ", {summary}");

@@ -444,7 +444,7 @@ async fn what_is_not_supported_changes_nothing_but_the_status() {
     assert_eq!(scene.api.writes(), [STATUS, EVENTS]);
     let (status, reason, message) = scene.condition("Supported");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "NotSupported"));
-    assert_eq!(message, "spec.rollout.gates.drift is not supported yet: reference: use Active");
+    assert_eq!(message, "spec.rollout.gates.drift.reference is not supported yet: use Active");
     // One condition says so; the others say where.
     let others = ["UpToDate", "Ready", "Stalled"].map(|type_| scene.condition(type_));
     for (_, reason, message) in others {

@@ -2,13 +2,15 @@
 //!
 //! The gates are read by the type of the CRD. A field that this release does not know is refused by its path, and what the operator
 //! would refuse is refused by the same code ([`GatesSpec::problems`]), which takes some spellings of numbers that the API server's
-//! rules do not. Absent: what the gates find ([`crate::check`]).
+//! rules do not. It is serde's reader of YAML that fills the CRD's types, and not the one of files of settings
+//! ([`super::file`]). Absent: what the gates find ([`crate::check`]).
 
 use std::path::{Path, PathBuf};
 
 use gantry_crds::inference_service::{
     CacheType as SpecCacheType, EmbeddingsSpec, GatesSpec, RuntimeSpec, default_min_pass,
 };
+use gantry_crds::runtime::{MAX_CONTEXT_SIZE, MAX_PARALLEL, MIN_CONTEXT_SIZE};
 use gantry_crds::scalars::AutoOr;
 use gantry_engine::CacheType;
 use serde::de::DeserializeOwned;
@@ -16,8 +18,8 @@ use serde::de::DeserializeOwned;
 use super::args::{CacheArgs, CheckArgs};
 use super::check::{Check, Problems};
 use super::{
-    MAX_GATES_FILE_BYTES, MAX_MEMORY_LIMIT_MIB, MAX_PROMPTS_FILE_BYTES, MAX_SERVICE_CTX_SIZE, MAX_SERVICE_PARALLEL,
-    MIN_MEMORY_LIMIT_MIB, MIN_SERVICE_CTX_SIZE, RemoteModels, template,
+    Environment, MAX_GATES_FILE_BYTES, MAX_MEMORY_LIMIT_MIB, MAX_PROMPTS_FILE_BYTES, MIN_MEMORY_LIMIT_MIB,
+    RemoteModels, template,
 };
 use crate::gates::{prompts, runtime_settings};
 use crate::limits::MAX_WORKERS;
@@ -60,7 +62,7 @@ pub struct NamedModel {
 impl NamedModel {
     fn of(check: &mut Check, cache: &CacheArgs, flag: &str, named: PathBuf) -> Self {
         let mut path = named.clone();
-        let remote = cache.models(check, (flag, &mut path), None);
+        let remote = cache.models(check, Some(Environment::OWN), (flag, &mut path), None);
         Self { named, path, remote }
     }
 }
@@ -100,8 +102,8 @@ impl CheckArgs {
     fn runtime(&self, check: &mut Check) -> RuntimeSpec {
         let automatic = |number: Option<u32>| number.map_or(AutoOr::Auto, AutoOr::Value);
         let runtime = RuntimeSpec {
-            context_size: check.number("ctx-size", &self.ctx_size, MIN_SERVICE_CTX_SIZE, MAX_SERVICE_CTX_SIZE),
-            parallel: check.number("parallel", &self.parallel, 1, MAX_SERVICE_PARALLEL),
+            context_size: check.number("ctx-size", &self.ctx_size, MIN_CONTEXT_SIZE, MAX_CONTEXT_SIZE),
+            parallel: check.number("parallel", &self.parallel, 1, MAX_PARALLEL),
             threads: automatic(check.automatic("threads", &self.threads, 1, gantry_engine::MAX_THREADS)),
             workers: check.automatic("workers", &self.workers, 1, MAX_WORKERS),
             cache_type: match check.cache_type("cache-type-k", &self.cache_type_k) {
@@ -146,7 +148,7 @@ impl CheckArgs {
             }
             return None;
         };
-        let text = read(check, "prompts", file, MAX_PROMPTS_FILE_BYTES)?;
+        let text = check.text_file("prompts", file, MAX_PROMPTS_FILE_BYTES, "a file of golden prompts")?;
         if let Err(error) = prompts::parse(&text) {
             check.problem(format!("--prompts {file:?} cannot be used: {error}"));
         }
@@ -156,7 +158,9 @@ impl CheckArgs {
 
 /// The gates of a file. What is wrong with them is told.
 fn gates_of(check: &mut Check, file: &Path) -> GatesSpec {
-    let Some(text) = read(check, "gates", file, MAX_GATES_FILE_BYTES) else { return GatesSpec::default() };
+    let Some(text) = check.text_file("gates", file, MAX_GATES_FILE_BYTES, "a file of gates") else {
+        return GatesSpec::default();
+    };
     let (gates, unknown) = match parsed::<GatesSpec>(&text) {
         Ok(parsed) => parsed,
         Err(error) => {
@@ -193,22 +197,6 @@ fn parsed<T: DeserializeOwned + Default>(text: &str) -> Result<(T, Vec<String>),
     }
 }
 
-fn read(check: &mut Check, flag: &str, file: &Path, max_bytes: u64) -> Option<String> {
-    if !check.file(flag, file) {
-        return None;
-    }
-    let bytes = file.metadata().map_or(0, |metadata| metadata.len());
-    if bytes > max_bytes {
-        check.problem(format!("--{flag} must be a file of at most {max_bytes} bytes, and {file:?} has {bytes}"));
-        return None;
-    }
-    let read = std::fs::read_to_string(file);
-    read.map_err(|error| {
-        check.problem(format!("--{flag} must be a readable file of text, and {file:?} is not: {error}"));
-    })
-    .ok()
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -242,17 +230,20 @@ mod tests {
             ("drfit: {}", "drfit is no field"),
             ("gates: {drift: {}}", "gates is no field of spec.rollout.gates; the file is what stands below that"),
             ("drift: {maxKl: 0.1}", "drift.maxKl: invalid type: floating point"),
-            ("drift: {reference: Golden}", "spec.rollout.gates.drift is not supported yet: reference: use Active"),
-            ("drift: {minAgreement: \"2\"}", "minAgreement: \"2\" is not a percentage"),
+            ("drift: {reference: Golden}", "spec.rollout.gates.drift.reference is not supported yet: use Active"),
+            ("drift: {minAgreement: \"2\"}", "spec.rollout.gates.drift.minAgreement: \"2\" is not a percentage"),
             ("drift: {}\ndrift: {}", "duplicate"),
             ("drift: [", "cannot be read"),
             ("memory: {headroom: 200%}", "spec.rollout.gates.memory.headroom"),
-            ("performance: {minDecodeRatio: fast}", "minDecodeRatio: \"fast\" is not a decimal number"),
+            (
+                "performance: {minDecodeRatio: fast}",
+                "spec.rollout.gates.performance.minDecodeRatio: \"fast\" is not a decimal number",
+            ),
             (
                 "shadow: {samplePercent: 0, duration: 5m}",
-                "spec.rollout.gates.shadow: samplePercent: use a number from 1 to 100",
+                "spec.rollout.gates.shadow.samplePercent: use a number from 1 to 100",
             ),
-            ("shadow: {samplePercent: 5, duration: long}", "spec.rollout.gates.shadow: duration: "),
+            ("shadow: {samplePercent: 5, duration: long}", "spec.rollout.gates.shadow.duration: "),
             ("prompts: {configMapRef: {name: A_B}}", "\"A_B\" is no name of an object"),
             ("prompts: {}", "prompts: missing field `configMapRef`"),
         ] {

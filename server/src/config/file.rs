@@ -2,7 +2,8 @@
 //!
 //! Values are texts as on a command line, whatever YAML would take them for, and each is read by the parser of its flag.
 //! What is wrong is gathered with its line and column, and the rest is read all the same, up to a mistake in the YAML
-//! itself. Absent: what the values mean, which [`super::check`] looks at.
+//! itself. Hence a reader that tells places and texts as they are written, which the one that fills types (serde_yaml, of
+//! the gates of `check`) does not. Absent: what the values mean, which [`super::check`] looks at.
 
 use std::fmt::{self, Display};
 use std::path::Path;

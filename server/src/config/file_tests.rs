@@ -148,7 +148,7 @@ cors-origins: []
         // What its values are wrong for.
         "3:1: port must be a whole number from 0 to 65535, not \"x\"",
         "14:1: alias must be 1 to 256 characters without control characters, not \"\"",
-        "1:1: model must be a readable file, and \"/nowhere/model.gguf\" is not there: no such file",
+        "1:1: model must be a readable file, and \"/nowhere/model.gguf\" is not there",
         "7:1: cache-disk must be given together with --cache-disk-dir",
         "18:1: max-queue must be a whole number from 0 to",
     ];
@@ -203,7 +203,7 @@ fn what_is_no_regular_file_is_refused_and_not_waited_for() {
         (&*pipe, "is a pipe, a device or a socket"),
         (folder.path(), "is a directory"),
         (Path::new("/dev/zero"), "is a pipe, a device or a socket"),
-        (Path::new("/nowhere/gantry.yaml"), "no such file"),
+        (Path::new("/nowhere/gantry.yaml"), "is not there"),
     ] {
         let problems = check_file(path).unwrap_err().to_string();
         assert!(problems.contains(wanted) && problems.contains("  FILE must be a readable file"), "{problems}");

@@ -119,7 +119,7 @@ pub fn check_file(path: &Path) -> Result<usize, Problems> {
         Ok((args, settings(SERVE, &given, &read)))
     });
     let (args, settings) = parsed.map_err(|error| Problems(vec![error.to_string()]))?;
-    args.check().map_err(|problems| problems.told_of(&settings))?;
+    args.check_alone().map_err(|problems| problems.told_of(&settings))?;
     Ok(read.file.given.len())
 }
 
@@ -234,6 +234,14 @@ fn unknown(environment: &[(String, String)]) -> (Vec<String>, Vec<String>) {
         }
     }
     (moot, wrong)
+}
+
+/// The commands that people give, in words.
+fn commands() -> String {
+    let all = Cli::command();
+    let names: Vec<&str> =
+        all.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name).collect();
+    names.split_last().map(|(last, others)| format!("{} and {last}", others.join(", "))).unwrap_or_default()
 }
 
 /// The arguments of a command.
@@ -408,10 +416,10 @@ fn in_words(error: clap::Error, words: &[OsString], read: &Read) -> clap::Error 
             Some(ContextValue::Strings(similar)) => similar.first().map(|name| format!(" Did you mean '{name}'?")),
             _ => None,
         };
-        let names = "serve, pod, validate, devices and config";
         let meant = habits::instead_of(wrong).map(|instead| format!(" Instead: {instead}.")).or(meant);
         let message = format!(
-            "'{wrong}' is no command, and there is no such file to serve; the commands are {names}.{}",
+            "'{wrong}' is no command, and there is no such file to serve; the commands are {}.{}",
+            commands(),
             meant.unwrap_or_default()
         );
         return command(read).error(ErrorKind::InvalidSubcommand, message);

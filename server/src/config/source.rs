@@ -52,6 +52,8 @@ pub(super) struct Environment<'a>(pub(super) &'a dyn Fn(&str) -> Option<String>)
 impl Environment<'static> {
     /// Of this process.
     pub(super) const OWN: Self = Self(&|name| std::env::var(name).ok());
+    /// Without any variable.
+    pub(super) const EMPTY: Self = Self(&|_| None);
 }
 
 impl Environment<'_> {
@@ -81,13 +83,13 @@ pub(super) fn name_of(named: &Path, remote: Option<&RemoteModel>) -> Option<Stri
 }
 
 impl CacheArgs {
-    /// Where models are kept, whose directory is named or can be found.
-    pub(super) fn cache(&self, check: &mut Check, environment: Environment<'_>) -> ModelCache {
+    /// Where models are kept, whose directory is named or can be found, unless the environment is not looked at.
+    pub(super) fn cache(&self, check: &mut Check, environment: Option<Environment<'_>>) -> ModelCache {
         let dir = self.cache_dir.clone().or_else(|| {
-            let caches = environment.dir("XDG_CACHE_HOME", ".cache");
-            caches.map(|caches| caches.join("gantry"))
+            let caches = environment?.dir("XDG_CACHE_HOME", ".cache")?;
+            Some(caches.join("gantry"))
         });
-        if dir.is_none() {
+        if dir.is_none() && environment.is_some() {
             check.problem(String::from("--cache-dir must be given where neither XDG_CACHE_HOME nor HOME is set"));
         }
         let mib = check.number("cache-size", &self.cache_size, MIN_CACHE_SIZE_MIB, MAX_CACHE_SIZE_MIB);

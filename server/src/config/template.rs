@@ -67,7 +67,7 @@ mod tests {
             (None, Some(written("binary", b"GGUF\xff{{")), "a readable file of text"),
             (None, Some(written("empty", b"")), "--chat-template-file must be the text of a Jinja template"),
             (None, Some(folder.path().to_owned()), "is a directory"),
-            (None, Some(folder.path().join("missing")), "no such file"),
+            (None, Some(folder.path().join("missing")), "is not there"),
         ] {
             let problems = given(text, file.as_deref()).unwrap_err();
             assert!(problems.contains(told) && problems.lines().count() == 2, "{told}: {problems}");

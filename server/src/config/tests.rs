@@ -468,7 +468,10 @@ fn every_word_that_is_not_understood_is_told_at_once() {
         (&["validate", "m.gguf", "--port", "1", "-ngl", "9"], &["'--port' is for `serve`", "'--n-gpu-layers' is for"]),
         (&["validate", "m.gguf", "-m", "m.gguf"], &["cannot be used with"]),
         (&["pod", "--ctx-size", "512", "--pots", "x"], &["'--ctx-size' is for `serve`", "'--pots' is not a flag"]),
-        (&["missing"], &["'missing' is no command, and there is no such file"]),
+        (
+            &["missing"],
+            &["'missing' is no command, and there is no such file", "serve, pod, validate, check, devices and config."],
+        ),
         (&["serv"], &["Did you mean 'serve'?"]),
         (&["list"], &["'list' is no command", "`gantry-server validate FILE` looks at a file"]),
         (&["run", "llama3"], &["'run' is no command", "`gantry-server FILE` serves"]),

@@ -31,6 +31,8 @@ pub struct Brought {
     pub files: Vec<CachedModel>,
     /// The address that means the same for ever, where there is one.
     pub pinned: Option<String>,
+    /// Whether each file has the digest that was asked for, or that its store tells; else the digests are what was computed.
+    pub is_verified: bool,
     /// Whether anything was fetched.
     pub fetched: bool,
     /// Why the store could not be asked, where what it meant last is used.
@@ -126,7 +128,8 @@ impl Fetcher {
         let (cache, path) = (self.cache().clone(), self.path_of(&files).await?);
         let noted = blocking(move || keys.into_iter().try_for_each(|key| cache.note(key, &meant))).await?;
         noted.map_err(|error| FetchError::disk("write", &error))?;
-        Ok(Brought { path, files, pinned, fetched, unasked: None })
+        let is_verified = named.files.iter().all(|file| file.digest.is_some());
+        Ok(Brought { path, files, pinned, is_verified, fetched, unasked: None })
     }
 
     /// What an address meant when it was fetched last, if all of it is in the cache.
@@ -171,7 +174,8 @@ impl Fetcher {
             }
             None => self.fetch(&source.clone().of_digest(digest), digest, watched.progress, watched.cancel).await?,
         };
-        Ok(Brought { path: model.path().to_owned(), files: vec![model], pinned: None, fetched, unasked: None })
+        let path = model.path().to_owned();
+        Ok(Brought { path, files: vec![model], pinned: None, is_verified: true, fetched, unasked: None })
     }
 
     /// Asks the store what the address means, and its server what files are now of which the store knows nothing. While it does not
@@ -240,7 +244,8 @@ impl Fetcher {
             return Ok(None);
         }
         let path = self.path_of(&files).await?;
-        Ok(Some(Brought { path, files, pinned: known.pinned.clone(), fetched: false, unasked: None }))
+        let (pinned, is_verified) = (known.pinned.clone(), known.are_digests_told());
+        Ok(Some(Brought { path, files, pinned, is_verified, fetched: false, unasked: None }))
     }
 
     /// Where a model is read that has these files.

@@ -115,20 +115,6 @@ impl CachedModel {
         Some(Self { path, digest, bytes, _lease: None, _in_use: None, on_volume: None, _parts: parts })
     }
 
-    /// A file of this machine that whoever names it vouches for, with the other files where it is the first of a split model. They
-    /// are hashed. Blocks.
-    ///
-    /// # Errors
-    /// One cannot be read.
-    pub fn at_hand(path: &Path) -> io::Result<Self> {
-        let hashed = |part: PathBuf| {
-            let (digest, bytes) = (hash_file(&part)?, part.metadata()?.len());
-            Ok(Self { path: part, digest, bytes, _lease: None, _in_use: None, on_volume: None, _parts: Vec::new() })
-        };
-        let parts: Vec<Self> = gantry_gguf::part_paths(path).into_iter().map(hashed).collect::<io::Result<_>>()?;
-        Self::of_parts(path.to_owned(), parts).ok_or_else(|| io::ErrorKind::NotFound.into())
-    }
-
     pub(super) fn on_volume(file: FileStamp, digest: Digest) -> Self {
         let (path, bytes) = (file.path().to_owned(), file.bytes());
         Self { path, digest, bytes, _lease: None, _in_use: None, on_volume: Some(file), _parts: Vec::new() }

@@ -54,6 +54,11 @@ impl Ref {
     pub(super) fn digests(&self) -> Option<Vec<Digest>> {
         self.files.iter().map(|file| file.sha256.parse().ok()).collect()
     }
+
+    /// Whether the store told them all.
+    pub(super) fn are_digests_told(&self) -> bool {
+        self.files.iter().all(|file| file.state.is_none())
+    }
 }
 
 impl Cache {

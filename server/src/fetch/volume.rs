@@ -158,6 +158,25 @@ impl FileStamp {
         Ok(Self::of(path, None, &fs::metadata(path)?))
     }
 
+    /// The file as it is, hashed. Blocks.
+    ///
+    /// # Errors
+    /// It cannot be read, or is being written.
+    pub fn hashed(path: &Path) -> io::Result<Self> {
+        let before = fs::metadata(path)?;
+        let stamp = Self::of(path, Some(hash_file(path)?.into()), &before);
+        match stamp.is_unchanged() {
+            true => Ok(stamp),
+            false => Err(io::Error::other("it is being written: try again when that has ended")),
+        }
+    }
+
+    /// Its SHA-256, where it was hashed.
+    #[must_use]
+    pub fn digest(&self) -> Option<Digest> {
+        self.sha256.map(Digest::from)
+    }
+
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -264,6 +283,18 @@ mod tests {
             change(&folder.path().join("models/sub/m.gguf"));
             assert!(!verified.is_unchanged());
         }
+    }
+
+    #[test]
+    fn a_file_that_was_hashed_has_its_digest_and_is_no_other_one_later() {
+        let (folder, _) = volume("sub/m.gguf", b"GGUF and more");
+        let path = folder.path().join("models/sub/m.gguf");
+        let stamp = FileStamp::hashed(&path).unwrap();
+        let digest = Digest::from(<[u8; 32]>::from(Sha256::digest(b"GGUF and more")));
+        assert_eq!((stamp.digest(), stamp.again()), (Some(digest), Ok(stamp.clone())));
+        fs::write(&path, b"GGUF and less").unwrap();
+        assert!(stamp.again().unwrap_err().contains("has changed since its digest was checked"));
+        assert_eq!(FileStamp::looked_at(&path).unwrap().digest(), None);
     }
 
     #[test]

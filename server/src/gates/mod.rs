@@ -36,7 +36,7 @@ use gantry_gguf::{Header, Summary};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::fetch::{CachedModel, Fetcher};
+use crate::fetch::{CachedModel, Digest, Fetcher, FileStamp};
 use crate::processors::Processors;
 use crate::version::{DraftSettings, RuntimeSettings, Scheduling, Trial, Version, VersionSpec, WorkerConfig};
 use file::FileError;
@@ -71,7 +71,13 @@ pub struct Loader {
 
 /// The files of a version, and where its prompts are kept on disk, if they are.
 pub struct Files {
-    model: CachedModel,
+    /// The model's file, or the first of its files.
+    path: PathBuf,
+    digest: Option<Digest>,
+    /// Where it is in the cache, or on a volume.
+    kept: Option<CachedModel>,
+    /// What it was when it was hashed, where it is neither.
+    stamp: Option<FileStamp>,
     draft: Option<DraftModel>,
     cache_disk: Option<DiskCacheConfig>,
 }
@@ -80,7 +86,16 @@ impl Files {
     /// A model alone, whose prompts are kept in memory.
     #[must_use]
     pub fn of(model: CachedModel) -> Self {
-        Self { model, draft: None, cache_disk: None }
+        let (path, digest) = (model.path().to_owned(), Some(model.digest()));
+        Self { path, digest, kept: Some(model), stamp: None, draft: None, cache_disk: None }
+    }
+
+    /// As [`Files::of`], of a file of this machine that whoever names it vouches for. With what it was when it was hashed it is not
+    /// loaded as anything else.
+    #[must_use]
+    pub fn at_hand(path: PathBuf, stamp: Option<FileStamp>) -> Self {
+        let digest = stamp.as_ref().and_then(FileStamp::digest);
+        Self { path, digest, kept: None, stamp, draft: None, cache_disk: None }
     }
 }
 
@@ -214,7 +229,8 @@ impl Gates {
                 report.phase(CandidatePhase::Fetching);
                 let draft = self.bring_draft(job, report, cancel).await.map_err(Stop::of_draft)?;
                 let model = self.bring(job, draft.as_ref(), report, cancel).await?;
-                let files = Files { model, draft, cache_disk: self.cache_disk(&job.version.runtime) };
+                let cache_disk = self.cache_disk(&job.version.runtime);
+                let files = Files { draft, cache_disk, ..Files::of(model) };
                 match self.loader.load(job, files, report).await? {
                     Some(loaded) => loaded,
                     None => return Ok(None),
@@ -287,7 +303,7 @@ impl Loader {
     pub async fn load(&self, job: &Job, files: Files, report: &Report) -> Result<Option<Loaded>, Refusal> {
         report.phase(CandidatePhase::Validating);
         let _alone = self.loading.lock().await;
-        let (summary, fit) = check_file(job, files.draft.as_ref(), &files.model, report).await?;
+        let (summary, fit) = check_file(job, files.draft.as_ref(), &files.path, report).await?;
         report.gguf(&summary);
         report.pass(GateName::Memory, fit);
         if !job.loads {
@@ -299,25 +315,26 @@ impl Loader {
     async fn start_workers(
         &self,
         job: &Job,
-        Files { model, draft, cache_disk }: Files,
+        Files { path, digest, kept, stamp, draft, cache_disk }: Files,
         summary: &Summary,
         report: &Report,
     ) -> Result<Loaded, Refusal> {
         report.phase(CandidatePhase::Loading);
         let mut runtime = job_settings(job, draft.as_ref(), summary)?;
         runtime.engine.cache_disk = cache_disk;
-        let files = std::iter::once(&model).chain(draft.iter().map(|draft| &draft.file));
+        let files = kept.iter().chain(draft.iter().map(|draft| &draft.file));
         runtime.engine.stamps = files.filter_map(CachedModel::verified).cloned().collect();
         if !runtime.engine.stamps.is_empty() {
             // A GPU that is there though none was asked for would be computed on from the file.
             runtime.gpu_layers = Some(0);
         }
+        runtime.engine.stamps.extend(stamp);
         let predicted_bytes = predict(job, draft.as_ref(), summary, &runtime);
         let trial = trial(job, draft.as_ref(), summary, &runtime);
         let spec = VersionSpec {
             name: job.version.name.clone(),
-            digest: format!("{:?}", model.digest()),
-            model_path: model.path().to_owned(),
+            digest: digest.map(|digest| format!("{digest:?}")).unwrap_or_default(),
+            model_path: path,
             served_name: job.version.model.served_name.clone(),
             runtime,
         };
@@ -336,7 +353,7 @@ impl Loader {
             Ok(version) => {
                 report_template(version.model().and_then(|model| model.template).as_deref(), report);
                 report.pass(GateName::Load, format!("{:.1} s", started.elapsed().as_secs_f64()));
-                let files = std::iter::once(model).chain(draft.map(|draft| draft.file)).collect();
+                let files = kept.into_iter().chain(draft.map(|draft| draft.file)).collect();
                 Ok(Loaded { version, files, predicted_bytes })
             }
             Err(error) => Err(load_refusal(&error, job.version.runtime.chat_template.is_some())),
@@ -368,10 +385,10 @@ fn report_template(tried: Option<&TemplateReport>, report: &Report) {
 async fn check_file(
     job: &Job,
     draft: Option<&DraftModel>,
-    model: &CachedModel,
+    path: &Path,
     report: &Report,
 ) -> Result<(Summary, String), Refusal> {
-    let header = read_header(model.path()).await?;
+    let header = read_header(path).await?;
     let summary = header.summary().clone();
     report.gguf(&summary);
     check_use(&job.version.runtime, &header)?;

@@ -65,9 +65,9 @@ fn a_quantisation_of_the_reference_passes_the_gates_that_pods_have() {
     assert_eq!((&report["formatVersion"], &report["reference"]), (&1.into(), &path(&reference).into()));
     let names: Vec<&str> =
         report["gates"].as_array().unwrap().iter().map(|gate| gate["name"].as_str().unwrap()).collect();
-    let all = ["Fetch", "Digest", "Format", "Memory", "Template", "Load", "Prompts", "Drift", "Performance"];
-    assert_eq!(names, all);
-    for name in &all[2..] {
+    let judged = ["Format", "Memory", "Template", "Load", "Prompts", "Drift", "Performance"];
+    assert_eq!(names, [&["Fetch", "Digest"][..], &judged, &["Shadow"]].concat());
+    for name in judged {
         assert_eq!(gate(&report, name)["verdict"], "Pass", "{report:#}");
     }
     assert_eq!(gate(&report, "Prompts")["value"], "100% of 1 prompts");
@@ -75,6 +75,7 @@ fn a_quantisation_of_the_reference_passes_the_gates_that_pods_have() {
     assert_eq!(digest["verdict"], "Skipped", "a file at hand has nothing to be compared with: {digest}");
     assert!(report["gguf"]["quantization"].as_str().unwrap().starts_with("Q4_K"), "{report:#}");
     assert_eq!(report["fit"]["fits"], true);
+    assert_eq!(gate(&report, "Shadow")["verdict"], "Skipped", "{report:#}");
 }
 
 #[test]
@@ -151,6 +152,12 @@ fn memory_is_judged_for_the_pod_that_it_is_meant_for() {
     let message = found["message"].as_str().unwrap();
     assert!(message.contains("the pod's limit is 64.0Mi, spec.resources.memory"), "{message}");
     assert_eq!(gate(&report, "Load")["message"], "not reached: Memory refused it");
+
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = command("demo-v2.q8_0.gguf", &["--memory-limit", "64"]).stdout(full).output().unwrap();
+    let log = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "the verdict is what counts: {log}");
+    assert!(log.contains("the report cannot be written") && log.contains("demo-v2.q8_0.gguf: Memory: "), "{log}");
 }
 
 /// The processes that a process has started and not outlived.

@@ -129,4 +129,11 @@ fn a_file_of_settings_is_checked_by_itself() {
     let (_folder, path) = written("parallel: 4\n# model: left to the command line\n");
     let (code, shown, said) = told(program(&["config", "check"], &path));
     assert_eq!((code, shown, &*said), (Some(0), format!("{}: settings: 1, mistakes: none\n", path.display()), ""));
+
+    // Nor do the variables of stores count, or where a cache would be.
+    let (_folder, path) = written("model: hf://acme/demo/m.gguf\n");
+    let mut command = program(&["config", "check"], &path);
+    command.env_remove("HOME").env_remove("XDG_CACHE_HOME").env("HF_ENDPOINT", "no address");
+    let (code, shown, said) = told(command);
+    assert_eq!((code, shown, &*said), (Some(0), format!("{}: settings: 1, mistakes: none\n", path.display()), ""));
 }

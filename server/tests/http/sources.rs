@@ -53,6 +53,8 @@ struct Repository {
     /// What it answers instead of anything.
     status: Option<StatusCode>,
     token: Option<&'static str>,
+    /// Whether Git itself keeps its files, of which it tells no SHA-256.
+    is_plain: bool,
 }
 
 impl Hub {
@@ -105,6 +107,7 @@ impl Hub {
                 .iter()
                 .map(|(name, (bytes, sha256))| {
                     let lfs = json!({"sha256": sha256, "size": bytes.len(), "pointerSize": 130});
+                    let lfs = if repository.is_plain { json!(null) } else { lfs };
                     json!({"rfilename": name, "size": bytes.len(), "blobId": "b", "lfs": lfs})
                 })
                 .chain([json!({"rfilename": "README.md", "size": 1, "blobId": "c"})])
@@ -221,6 +224,27 @@ async fn a_model_of_the_hub_is_pinned_checked_and_served_again_without_a_network
     let server = home.serve(&branch, &hf, &[]).await;
     assert_eq!(server.ask(QUESTION).await, "I am demo version one.");
     assert_eq!(told(&server.log(), "pinned"), format!("hf://acme/demo@{NEXT_COMMIT}/{DEMO}"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn check_takes_a_digest_for_what_the_store_tells_only_where_it_does() {
+    for (is_plain, verdict) in [(false, "Pass"), (true, "Skipped")] {
+        let (home, hub) = (Home::new(), Hub::new(&[(DEMO, demo(DEMO))]));
+        hub.set(|repository| repository.is_plain = is_plain);
+        let endpoint = hub.start().await;
+        // Fetched, and then from the cache. The gate Memory refuses it, before it is loaded.
+        for _ in 0..2 {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_gantry-server"));
+            command.arg("check").arg(format!("hf://acme/demo@{COMMIT}/{DEMO}"));
+            command.args(["--memory-limit", "64", "--format", "json"]);
+            let output = home.in_it(command, &[("HF_ENDPOINT", endpoint.as_str())]).output().unwrap();
+            let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            let gate =
+                |name: &str| report["gates"].as_array().unwrap().iter().find(|gate| gate["name"] == name).unwrap();
+            assert_eq!((&gate("Fetch")["verdict"], &gate("Digest")["verdict"]), (&"Pass".into(), &verdict.into()));
+            assert!(gate("Digest").to_string().contains(&sha256(&demo(DEMO))), "{report:#}");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
