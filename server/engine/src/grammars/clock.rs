@@ -165,7 +165,8 @@ mod tests {
         ] {
             let mut step = running();
             for &(at, used) in &looks {
-                look(&mut step, step.began + ms(at), used.map(ms));
+                let now = step.began + ms(at);
+                look(&mut step, now, used.map(ms));
             }
             let last = looks.last().map(|(at, _)| step.began + ms(*at)).unwrap();
             assert_eq!((step.cancel.is_cancelled(), step.look_at), (cancelled, last + ms(next)), "{looks:?}");
