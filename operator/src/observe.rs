@@ -347,6 +347,7 @@ fn trim_deployment(deployment: &mut Deployment) {
 
 /// Keeps what a rollout, a count or a message needs of a pod.
 fn trim_pod(pod: &mut Pod) {
+    tell_asked_images(pod);
     pod.spec = pod.spec.take().map(|spec| k8s_openapi::api::core::v1::PodSpec {
         service_account_name: spec.service_account_name,
         ..Default::default()
@@ -365,6 +366,18 @@ fn trim_pod(pod: &mut Pod) {
             init_container_statuses: status.init_container_statuses,
             ..PodStatus::default()
         });
+    }
+}
+
+/// Has the status of each container name the image that it is asked to have: it may name the one that it had before.
+fn tell_asked_images(pod: &mut Pod) {
+    let (Some(spec), Some(status)) = (&pod.spec, &mut pod.status) else { return };
+    let told = [&mut status.container_statuses, &mut status.init_container_statuses];
+    for container in told.into_iter().flatten().flatten() {
+        let mut all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        if let Some(image) = all.find(|asked| asked.name == container.name).and_then(|asked| asked.image.as_ref()) {
+            container.image.clone_from(image);
+        }
     }
 }
 

@@ -273,6 +273,19 @@ fn a_pod_that_cannot_run_says_why() {
     assert_eq!(PodView::of(&pod(json!({"phase": "Succeeded", "reason": "Completed"}))).trouble, None);
 }
 
+#[test]
+fn the_image_that_cannot_be_had_is_told_and_not_the_one_before() {
+    let mut pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "chat-1"},
+        "spec": {"containers": [{"name": "server", "image": "r/server:2"}]},
+        "status": waiting("ErrImagePull", Some("Error")),
+    }))
+    .unwrap();
+    trim_pod(&mut pod);
+    let told = PodView::of(&pod).trouble.unwrap().message;
+    assert!(told.starts_with("pod chat-1 cannot have its image r/server:2: "), "{told}");
+}
+
 /// A container that dies runs, has ended and waits in turn: the same is told all the time, until it is ready.
 #[test]
 fn a_container_that_dies_again_and_again_is_told_of_without_a_pause() {
