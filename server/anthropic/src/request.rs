@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use gantry_core::{
     ApiError, Chat, Constraint, ContinuationFault, Extent, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS,
-    MAX_TOOLS, Message, Part, Prompt, PromptForm, Role, TextRequest, ToolCall, check_continuation, read_body,
-    read_integer,
+    MAX_TOOLS, Message, Part, Prompt, PromptForm, Role, TextRequest, ToolCall, check_continuation, from_objects,
+    read_body, read_integer,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -17,13 +17,15 @@ use crate::content::{Block, Content};
 use crate::limits::{MAX_MESSAGES_BLOCKS, MAX_MESSAGES_MODEL_BYTES, MAX_MESSAGES_TOKENS, MAX_MESSAGES_TURNS};
 use crate::tools::{GivenChoice, GivenTool, choice, read_tools};
 
+from_objects!(Body, Turn, Thinking, OutputConfig, Format, ContextManagement, ContextEdit);
+
 /// The first line of the result of a call that failed: templates have no other place that says so.
 const FAILED: &str = "Error:";
 
 /// What both addresses take.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "MessagesRequest")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct Body {
     #[schemars(length(max = MAX_MESSAGES_MODEL_BYTES))]
     model: Option<String>,
@@ -72,7 +74,7 @@ struct Body {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "MessageParam")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct Turn {
     role: Speaker,
     content: Content,
@@ -90,7 +92,7 @@ enum Speaker {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "MessagesThinking")]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(remote = "Self", tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 enum Thinking {
     Enabled {
         /// The most tokens that are thought.
@@ -109,7 +111,7 @@ enum Thinking {
 /// What the answer is to be like.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "MessagesOutputConfig")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct OutputConfig {
     effort: Option<Effort>,
     format: Option<Format>,
@@ -141,7 +143,7 @@ impl Effort {
 /// The form of the answer.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "MessagesFormat")]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(remote = "Self", tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 enum Format {
     JsonSchema {
         /// A JSON schema.
@@ -152,7 +154,7 @@ enum Format {
 /// What of earlier turns is left out: nothing is here, which is what may be asked.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "MessagesContextManagement")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct ContextManagement {
     #[schemars(length(max = MAX_MESSAGES_BLOCKS))]
     #[serde(default, rename = "edits")]
@@ -161,7 +163,7 @@ struct ContextManagement {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "MessagesContextEdit")]
-#[serde(tag = "type", deny_unknown_fields)]
+#[serde(remote = "Self", tag = "type", deny_unknown_fields)]
 enum ContextEdit {
     /// Of earlier thoughts all are kept, as far as the model's template shows them.
     #[serde(rename = "clear_thinking_20251015")]

@@ -56,6 +56,31 @@ pub fn json_memory_bytes(text: &[u8]) -> usize {
     bytes
 }
 
+/// Has these types read from objects alone, which derive `Deserialize` with `#[serde(remote = "Self")]`: what serde derives takes
+/// arrays as well, by the order of the fields.
+#[macro_export]
+macro_rules! from_objects {
+    ($($type:ty),+ $(,)?) => {$(
+        impl<'de> ::serde::Deserialize<'de> for $type {
+            fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Object;
+                impl<'de> ::serde::de::Visitor<'de> for Object {
+                    type Value = $type;
+
+                    fn expecting(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                        f.write_str("an object")
+                    }
+
+                    fn visit_map<A: ::serde::de::MapAccess<'de>>(self, fields: A) -> Result<$type, A::Error> {
+                        <$type>::deserialize(::serde::de::value::MapAccessDeserializer::new(fields))
+                    }
+                }
+                deserializer.deserialize_map(Object)
+            }
+        }
+    )+};
+}
+
 /// Reads a body. What is `null` in it asks for nothing, whatever its name.
 ///
 /// # Errors
@@ -129,7 +154,8 @@ fn of_field(path: &str, inner: &str, error: &serde_json::Error) -> ApiError {
     }
     // The place in the text is of no use to who wrote an object.
     let said = error.to_string();
-    wrong(path, inner, &in_words_of_json(said.rsplit_once(" at line ").map_or(said.as_str(), |(said, _)| said)))
+    let said = said.rsplit_once(" at line ").map_or(said.as_str(), |(said, _)| said);
+    wrong(path, inner, &in_words_of_json(&kinds_of_json(said)))
 }
 
 fn wrong(path: &str, inner: &str, said: &str) -> ApiError {
@@ -144,6 +170,24 @@ fn wrong(path: &str, inner: &str, said: &str) -> ApiError {
         return ApiError::invalid(None, code, format!("{said}."));
     }
     ApiError::invalid(Some(Cow::Owned(at.clone())), code, format!("`{at}`: {said}."))
+}
+
+/// What serde calls maps and sequences are objects and arrays to who writes JSON.
+fn kinds_of_json(said: &str) -> Cow<'_, str> {
+    let mut told = Cow::Borrowed(said);
+    for (theirs, ours) in
+        [("invalid type: map,", "invalid type: object,"), ("invalid type: sequence,", "invalid type: array,")]
+    {
+        if let Some(rest) = told.strip_prefix(theirs) {
+            told = Cow::Owned(format!("{ours}{rest}"));
+        }
+    }
+    for (theirs, ours) in [("expected a map", "expected an object"), ("expected a sequence", "expected an array")] {
+        if let Some(rest) = told.strip_suffix(theirs) {
+            told = Cow::Owned(format!("{rest}{ours}"));
+        }
+    }
+    told
 }
 
 /// Names of types are of use to nobody who does not read the sources.

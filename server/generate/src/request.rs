@@ -2,7 +2,7 @@
 
 use gantry_core::{
     ApiError, Chat, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE, Message, Priority, Prompt,
-    Role, TextRequest, read_body, read_integer,
+    Role, TextRequest, from_objects, read_body, read_integer,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -11,10 +11,12 @@ use serde_json::{Value, json};
 use crate::answer::{ChatEncoder, GenerateEncoder};
 use crate::limits::{DEFAULT_GENERATE_TOKENS, MAX_GENERATE_MESSAGES, MAX_GENERATE_MODEL_BYTES, MAX_GENERATE_TOKENS};
 
+from_objects!(Body, GivenMessage);
+
 /// What both addresses take; the one its `prompt`, the other its `messages`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[schemars(rename = "GenerateRequest")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 pub(crate) struct Body {
     #[schemars(length(min = 1))]
     pub(crate) prompt: Option<String>,
@@ -40,7 +42,7 @@ pub(crate) struct Body {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "GenerateChatMessage")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 pub(crate) struct GivenMessage {
     pub(crate) role: Speaker,
     pub(crate) content: String,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_core::{
     ApiError, Chat, Constraint, GenerationParams, MAX_TOOLS, Message, Part, Prompt, Role, TOOL_NAME_PATTERN, TextOr,
-    TextRequest, Tool, ToolChoice, ToolsFault, check_tools, read_body, read_integer, read_json,
+    TextRequest, Tool, ToolChoice, ToolsFault, check_tools, from_objects, read_body, read_integer, read_json,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -20,6 +20,8 @@ use crate::limits::{
 };
 use crate::stored::{StoredResponses, history, kept, reference, referenced};
 
+from_objects!(Body, Text, Format, Reasoning, StreamOptions, GivenTool);
+
 /// The field that says what an answer must look like.
 const FORMAT: &str = "text.format";
 /// The longest name of a format, in bytes: the answer repeats it.
@@ -33,7 +35,7 @@ pub(crate) const EMPTY_INCLUDES: [&str; 2] = ["reasoning.encrypted_content", "me
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "ResponsesRequest", transform = with_input)]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct Body {
     #[schemars(length(max = MAX_RESPONSES_MODEL_BYTES))]
     model: Option<String>,
@@ -109,7 +111,7 @@ struct Body {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "ResponsesText")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct Text {
     format: Option<Format>,
     #[schemars(extend("enum" = ["medium", null]))]
@@ -118,7 +120,7 @@ struct Text {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "ResponsesFormat")]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(remote = "Self", tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 enum Format {
     Text {},
     JsonObject {},
@@ -135,7 +137,7 @@ enum Format {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "ResponsesReasoning")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct Reasoning {
     #[schemars(extend("enum" = effort_words()))]
     effort: Option<String>,
@@ -152,7 +154,7 @@ struct Reasoning {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "ResponsesStreamOptions")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct StreamOptions {
     /// Makes pieces alike in length; none is added.
     #[schemars(with = "Option<Value>")]
@@ -162,7 +164,7 @@ struct StreamOptions {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "ResponsesTool")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct GivenTool {
     #[serde(rename = "type")]
     #[schemars(with = "String", extend("const" = "function"))]
@@ -555,7 +557,7 @@ fn chat(body: &mut Body, messages: Vec<Message>) -> Result<Chat, ApiError> {
 
 fn read_tools(tools: Vec<Value>) -> Result<Vec<Tool>, ApiError> {
     let tool = |(i, tool): (usize, Value)| {
-        if tool.get("type").and_then(Value::as_str) != Some("function") {
+        if tool.is_object() && tool.get("type").and_then(Value::as_str) != Some("function") {
             let what = "must be function: this server runs no tools, and knows none by its type; describe it as a function, and \
                         run it yourself";
             return Err(ApiError::unsupported_parameter(format!("tools[{i}].type"), what));
@@ -575,7 +577,7 @@ fn read_tools(tools: Vec<Value>) -> Result<Vec<Tool>, ApiError> {
 
 /// Whether any is to be called, and which may be (none: all).
 fn choice(given: Option<Value>, tools: &[Tool]) -> Result<(ToolChoice, Vec<String>), ApiError> {
-    const EXPECTED: &str = "must be none, auto, required, a function, or allowed_tools";
+    const EXPECTED: &str = "must be none, auto, required, or an object of the type function or allowed_tools";
     let wrong = || ApiError::wrong_value("tool_choice", EXPECTED);
     let mode = |word: Option<&str>| match word {
         Some("auto") => Ok(ToolChoice::Auto),

@@ -416,6 +416,28 @@ fn what_is_changed_for_the_property_is_right_before() {
     }
 }
 
+#[test]
+fn what_is_an_object_may_be_no_array() {
+    for (path, body) in valid().iter().flat_map(|body| mutate::with_arrays(body, &[])) {
+        let error = decode(&body).map(drop).expect_err(&body.to_string());
+        // Of which kind a choice is, is not told more closely.
+        let path = if path.starts_with("tool_choice") { "tool_choice" } else { &path };
+        mutate::is_told_of_object(&error, path);
+    }
+    // By the order of the fields.
+    for (body, param) in [
+        (json!({"input": [["message", "user", "Hi", 1, 1, 1]]}), "input[0]"),
+        (json!({"input": [{"role": "user", "content": [["input_text", "Hi", 1]]}]}), "input[0].content[0]"),
+        (json!({"input": "Hi", "tools": [["function", "look", null, {}, null, null]]}), "tools[0]"),
+        (json!({"input": "Hi", "text": [null, null]}), "text"),
+        (json!({"input": "Hi", "text": {"format": ["text"]}}), "text.format"),
+        (json!({"input": "Hi", "reasoning": ["low", 1, 2, 3]}), "reasoning"),
+        (json!({"input": "Hi", "stream_options": [5]}), "stream_options"),
+    ] {
+        mutate::is_told_of_object(&decode(&body).map(drop).unwrap_err(), param);
+    }
+}
+
 proptest! {
     #[test]
     fn pieces_add_up_to_the_whole_answer(
