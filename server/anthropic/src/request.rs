@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use gantry_core::{
     ApiError, Chat, Constraint, ContinuationFault, Extent, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS,
     MAX_TOOLS, Message, Part, Prompt, PromptForm, Role, TextRequest, ToolCall, check_continuation, from_objects,
-    read_body, read_integer,
+    from_typed_objects, read_body, read_integer,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -17,7 +17,8 @@ use crate::content::{Block, Content};
 use crate::limits::{MAX_MESSAGES_BLOCKS, MAX_MESSAGES_MODEL_BYTES, MAX_MESSAGES_TOKENS, MAX_MESSAGES_TURNS};
 use crate::tools::{GivenChoice, GivenTool, choice, read_tools};
 
-from_objects!(Body, Turn, Thinking, OutputConfig, Format, ContextManagement, ContextEdit);
+from_objects!(Body, Turn, OutputConfig, ContextManagement);
+from_typed_objects!(Thinking, Format, ContextEdit);
 
 /// The first line of the result of a call that failed: templates have no other place that says so.
 const FAILED: &str = "Error:";
@@ -91,8 +92,8 @@ enum Speaker {
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "MessagesThinking")]
-#[serde(remote = "Self", tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[schemars(rename = "MessagesThinking", tag = "type")]
+#[serde(remote = "Self", rename_all = "snake_case", deny_unknown_fields)]
 enum Thinking {
     Enabled {
         /// The most tokens that are thought.
@@ -142,8 +143,8 @@ impl Effort {
 
 /// The form of the answer.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "MessagesFormat")]
-#[serde(remote = "Self", tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[schemars(rename = "MessagesFormat", tag = "type")]
+#[serde(remote = "Self", rename_all = "snake_case", deny_unknown_fields)]
 enum Format {
     JsonSchema {
         /// A JSON schema.
@@ -162,8 +163,8 @@ struct ContextManagement {
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "MessagesContextEdit")]
-#[serde(remote = "Self", tag = "type", deny_unknown_fields)]
+#[schemars(rename = "MessagesContextEdit", tag = "type")]
+#[serde(remote = "Self", deny_unknown_fields)]
 enum ContextEdit {
     /// Of earlier thoughts all are kept, as far as the model's template shows them.
     #[serde(rename = "clear_thinking_20251015")]

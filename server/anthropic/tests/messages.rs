@@ -206,6 +206,17 @@ fn mistakes_are_told_with_their_place() {
         ),
         (user(json!([])), "messages[0].content", "must have a text or a block"),
         (user(json!([image])), "messages[0].content[0].type", "unknown variant `image`"),
+        (
+            user(json!([{"type": "tool_result", "tool_use_id": "t", "is_error": 1}])),
+            "messages[0].content[0].is_error",
+            "expected a boolean",
+        ),
+        (
+            user(json!([{"type": "tool_result", "tool_use_id": "t", "content": [image]}])),
+            "messages[0].content[0].content[0].type",
+            "unknown variant `image`",
+        ),
+        (json!({"thinking": {"type": "adaptive", "display": "omitted"}}), "thinking.display", "unknown variant"),
         (user(json!([{"type": "text"}])), "messages[0].content[0].text", "missing field `text`"),
         (user(json!([{"type": "tool_result", "tool_use_id": "t"}])), "messages[0].content[0].tool_use_id", "tool_use"),
         (

@@ -1,10 +1,12 @@
 //! Bodies of JSON as types of their protocol's, with errors that name the field at fault by its path.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{DeserializeOwned, Deserializer, Error as _, IgnoredAny};
-use serde_json::{Number, Value};
+use serde::de::{DeserializeOwned, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde_json::{Map, Number, Value};
+use serde_path_to_error::Segment;
 
 use crate::api_error::{ApiError, ErrorCode};
 
@@ -21,6 +23,10 @@ const OBJECT_BYTES: usize = 544;
 const MEMBER_BYTES: usize = 72;
 const FIELD_BYTES: usize = 104;
 const TEXT_BYTES: usize = 32;
+/// The field that says which of several kinds an object is.
+const TYPE: &str = "type";
+/// Stands around the path of what is wrong within a typed object, in an error that knows no other place for it.
+const PATH_SIGN: char = '\0';
 /// The deepest nesting that is read.
 const MAX_DEPTH: u32 = 128;
 
@@ -79,6 +85,83 @@ macro_rules! from_objects {
             }
         }
     )+};
+}
+
+/// The same for enums, whose variant the field `type` names. They go without `#[serde(tag = "type")]`, with which errors do not say
+/// where in an object they are; schemas have `#[schemars(tag = "type")]`.
+#[macro_export]
+macro_rules! from_typed_objects {
+    ($($type:ty),+ $(,)?) => {$(
+        impl<'de> ::serde::Deserialize<'de> for $type {
+            fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Variant($type);
+                impl<'de> ::serde::Deserialize<'de> for Variant {
+                    fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                        <$type>::deserialize(deserializer).map(Self)
+                    }
+                }
+                $crate::read_typed(deserializer).map(|Variant(read)| read)
+            }
+        }
+    )+};
+}
+
+/// Reads an object as the variant of an enum that its `type` names, for [`from_typed_objects`].
+///
+/// # Errors
+/// It is no object, or not of that variant; the error has the path within the object.
+#[doc(hidden)]
+pub fn read_typed<'de, T: DeserializeOwned, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    let (kind, fields) = deserializer.deserialize_map(TypedObject)?;
+    let variant = Value::Object(Map::from_iter([(kind.clone(), Value::Object(fields))]));
+    serde_path_to_error::deserialize(variant).map_err(|error| {
+        let path = match error.path().iter().next() {
+            Some(Segment::Enum { .. }) => error.path().to_string().split_off(kind.len()),
+            // It is no variant.
+            _ => TYPE.to_owned(),
+        };
+        let said = error.into_inner().to_string();
+        let (within, said) = placed(&said);
+        let path = joined(path.trim_start_matches('.'), within);
+        D::Error::custom(format_args!("{PATH_SIGN}{path}{PATH_SIGN}{said}"))
+    })
+}
+
+/// Reads the `type` of an object, and its other fields.
+struct TypedObject;
+
+impl<'de> Visitor<'de> for TypedObject {
+    type Value = (String, Map<String, Value>);
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with a `type`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut given: A) -> Result<Self::Value, A::Error> {
+        let (mut kind, mut fields) = (None, Map::new());
+        while let Some(name) = given.next_key::<String>()? {
+            let is_twice = match name == TYPE {
+                true => kind.replace(given.next_value::<String>()?).is_some(),
+                false => fields.insert(name.clone(), given.next_value()?).is_some(),
+            };
+            if is_twice {
+                return Err(A::Error::custom(format_args!("duplicate field `{name}`")));
+            }
+        }
+        Ok((kind.ok_or_else(|| A::Error::missing_field(TYPE))?, fields))
+    }
+}
+
+/// The path within a typed object that an error has, and what it says.
+fn placed(said: &str) -> (&str, &str) {
+    said.strip_prefix(PATH_SIGN).and_then(|rest| rest.split_once(PATH_SIGN)).unwrap_or(("", said))
+}
+
+fn joined(path: &str, within: &str) -> String {
+    match (path, within) {
+        ("" | ".", one) | (one, "" | ".") => one.to_owned(),
+        (path, within) => format!("{path}.{within}"),
+    }
 }
 
 /// Reads a body. What is `null` in it asks for nothing, whatever its name.
@@ -155,7 +238,8 @@ fn of_field(path: &str, inner: &str, error: &serde_json::Error) -> ApiError {
     // The place in the text is of no use to who wrote an object.
     let said = error.to_string();
     let said = said.rsplit_once(" at line ").map_or(said.as_str(), |(said, _)| said);
-    wrong(path, inner, &in_words_of_json(&kinds_of_json(said)))
+    let (within, said) = placed(said);
+    wrong(path, &joined(inner, within), &in_words_of_json(&kinds_of_json(said)))
 }
 
 fn wrong(path: &str, inner: &str, said: &str) -> ApiError {
@@ -234,8 +318,11 @@ mod tests {
 
     use super::*;
 
+    crate::from_objects!(Body);
+    crate::from_typed_objects!(Block);
+
     #[derive(Debug, Deserialize)]
-    #[serde(deny_unknown_fields)]
+    #[serde(remote = "Self", deny_unknown_fields)]
     #[allow(dead_code)]
     struct Body {
         one: u32,
@@ -253,10 +340,11 @@ mod tests {
     }
 
     #[derive(Debug, Deserialize)]
-    #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+    #[serde(remote = "Self", rename_all = "snake_case", deny_unknown_fields)]
     #[allow(dead_code)]
     enum Block {
         Text { text: String },
+        List { blocks: Vec<Block>, more: Option<bool> },
     }
 
     #[test]
@@ -306,6 +394,24 @@ mod tests {
             ),
             (json!({"one": 1, "blocks": [{}]}), Some("blocks[0].type"), MissingRequiredParameter),
             (json!({"one": 1, "blocks": [{"type": "b"}]}), Some("blocks[0].type"), InvalidValue),
+            (json!({"one": 1, "blocks": [{"type": ""}]}), Some("blocks[0].type"), InvalidValue),
+            (json!({"one": 1, "blocks": [{"type": 1}]}), Some("blocks[0].type"), InvalidValue),
+            (json!({"one": 1, "blocks": [["text", "a"]]}), Some("blocks[0]"), InvalidValue),
+            (
+                json!({"one": 1, "blocks": [{"type": "list", "blocks": [], "more": 1}]}),
+                Some("blocks[0].more"),
+                InvalidValue,
+            ),
+            (
+                json!({"one": 1, "blocks": [{"type": "list", "blocks": [{"type": "text", "text": "a"}, {"type": "text", "text": 1}]}]}),
+                Some("blocks[0].blocks[1].text"),
+                InvalidValue,
+            ),
+            (
+                json!({"one": 1, "blocks": [{"type": "list", "blocks": [{"type": "b"}]}]}),
+                Some("blocks[0].blocks[0].type"),
+                InvalidValue,
+            ),
             (json!({"one": 1, "word": "second"}), Some("word"), InvalidValue),
             (json!({"one": 1, "word": 7}), Some("word"), InvalidValue),
             (json!({"one": 1, "count": 7.5}), Some("count"), InvalidValue),

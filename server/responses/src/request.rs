@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_core::{
     ApiError, Chat, Constraint, GenerationParams, MAX_TOOLS, Message, Part, Prompt, Role, TOOL_NAME_PATTERN, TextOr,
-    TextRequest, Tool, ToolChoice, ToolsFault, check_tools, from_objects, read_body, read_integer, read_json,
+    TextRequest, Tool, ToolChoice, ToolsFault, check_tools, from_objects, from_typed_objects, read_body, read_integer,
+    read_json,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -20,7 +21,8 @@ use crate::limits::{
 };
 use crate::stored::{StoredResponses, history, kept, reference, referenced};
 
-from_objects!(Body, Text, Format, Reasoning, StreamOptions, GivenTool);
+from_objects!(Body, Text, Reasoning, StreamOptions, GivenTool);
+from_typed_objects!(Format);
 
 /// The field that says what an answer must look like.
 const FORMAT: &str = "text.format";
@@ -119,8 +121,8 @@ struct Text {
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "ResponsesFormat")]
-#[serde(remote = "Self", tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[schemars(rename = "ResponsesFormat", tag = "type")]
+#[serde(remote = "Self", rename_all = "snake_case", deny_unknown_fields)]
 enum Format {
     Text {},
     JsonObject {},

@@ -163,7 +163,6 @@ pub(crate) fn with_arrays(body: &Value, free: &[&str]) -> Vec<(String, Value)> {
 
 /// Holds an error about such a body to naming the object, and to saying that one is expected.
 pub(crate) fn is_told_of_object(error: &ApiError, path: &str) {
-    let is_said =
-        error.param.as_deref().is_some_and(|param| path.starts_with(param)) && error.message.contains("object");
+    let is_said = error.param.as_deref() == Some(path) && error.message.contains("object");
     assert!(error.status == 400 && is_said, "{error} names {:?}, not {path}", error.param);
 }
