@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use gantry_core::{
     ApiError, Chat, Constraint, ContinuationFault, Extent, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS,
     MAX_TOOLS, Message, Part, Prompt, PromptForm, Role, TextRequest, ToolCall, check_continuation, from_objects,
-    from_typed_objects, read_body, read_integer,
+    from_typed_objects, read_body, read_integer, read_integer_of,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -35,7 +35,7 @@ struct Body {
     #[serde(default)]
     system: Content,
     #[schemars(range(min = 1, max = MAX_MESSAGES_TOKENS))]
-    #[serde(default, deserialize_with = "read_integer")]
+    #[serde(default, deserialize_with = "read_integer_of::<1, MAX_MESSAGES_TOKENS, _>")]
     max_tokens: Option<u32>,
     #[schemars(length(max = MAX_STOP_STRINGS), inner(length(min = 1, max = MAX_STOP_BYTES)))]
     stop_sequences: Option<Vec<String>>,
@@ -281,9 +281,9 @@ fn model(body: &Body) -> Result<Option<String>, ApiError> {
 }
 
 fn params(body: &Body, max_tokens: u32) -> Result<GenerationParams, ApiError> {
-    let in_unit = |name: &'static str, value: Option<f32>, low: f32| match value {
+    let in_unit = |name: &'static str, value: Option<f32>, low: f32, range: &str| match value {
         Some(value) if !(low..=1.0).contains(&value) => {
-            Err(ApiError::wrong_value(name, format_args!("must be from {low} to 1, not {value}")))
+            Err(ApiError::wrong_value(name, format_args!("must be {range}, not {value}")))
         }
         value => Ok(value),
     };
@@ -317,8 +317,8 @@ fn params(body: &Body, max_tokens: u32) -> Result<GenerationParams, ApiError> {
         constraint_param: constraint_param.to_owned(),
         constraint,
         max_tokens: Some(max_tokens),
-        temperature: in_unit("temperature", body.temperature, 0.0)?.unwrap_or(1.0),
-        top_p: in_unit("top_p", body.top_p, f32::MIN_POSITIVE)?.unwrap_or(defaults.top_p),
+        temperature: in_unit("temperature", body.temperature, 0.0, "from 0 to 1")?.unwrap_or(1.0),
+        top_p: in_unit("top_p", body.top_p, f32::MIN_POSITIVE, "above 0 and at most 1")?.unwrap_or(defaults.top_p),
         top_k: body.top_k.map_or(defaults.top_k, |top_k| i32::try_from(top_k).unwrap_or(i32::MAX)),
         stop,
         ..defaults

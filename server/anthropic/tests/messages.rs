@@ -184,6 +184,8 @@ fn mistakes_are_told_with_their_place() {
     for (more, param, told) in [
         (json!({"max_tokens": null}), "max_tokens", "missing"),
         (json!({"max_tokens": 0}), "max_tokens", "from 1"),
+        (json!({"max_tokens": 1_u64 << 32}), "max_tokens", "from 1 to 1048576"),
+        (json!({"top_p": 0}), "top_p", "must be above 0 and at most 1, not 0"),
         (json!({"max_tokens": "many"}), "max_tokens", "invalid type"),
         (json!({"messages": []}), "messages", "1 to"),
         (json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].role", "unknown variant"),

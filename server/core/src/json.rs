@@ -224,10 +224,20 @@ pub fn integer_of(number: &Number) -> Option<i64> {
 /// # Errors
 /// It is none.
 pub fn read_integer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    read_integer_of::<0, { u32::MAX }, D>(deserializer)
+}
+
+/// The same of one whose range is checked by who asks: an error about one that is past all types names that range.
+///
+/// # Errors
+/// As [`read_integer`].
+pub fn read_integer_of<'de, const LEAST: u32, const MOST: u32, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<u32>, D::Error> {
     let Some(number) = Option::<Number>::deserialize(deserializer)? else { return Ok(None) };
     let integer = integer_of(&number).and_then(|integer| u32::try_from(integer).ok());
     let unexpected =
-        || D::Error::custom(format_args!("invalid value: {number}, expected an integer from 0 to {}", u32::MAX));
+        || D::Error::custom(format_args!("invalid value: {number}, expected an integer from {LEAST} to {MOST}"));
     integer.ok_or_else(unexpected).map(Some)
 }
 

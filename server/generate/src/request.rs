@@ -2,7 +2,7 @@
 
 use gantry_core::{
     ApiError, Chat, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE, Message, Priority, Prompt,
-    Role, TextRequest, from_objects, read_body, read_integer,
+    Role, TextRequest, from_objects, read_body, read_integer_of,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -23,7 +23,7 @@ pub(crate) struct Body {
     #[schemars(length(min = 1, max = MAX_GENERATE_MESSAGES))]
     pub(crate) messages: Option<Vec<GivenMessage>>,
     #[schemars(range(min = 1, max = MAX_GENERATE_TOKENS))]
-    #[serde(default, deserialize_with = "read_integer")]
+    #[serde(default, deserialize_with = "read_integer_of::<1, MAX_GENERATE_TOKENS, _>")]
     pub(crate) max_tokens: Option<u32>,
     #[schemars(range(min = 0, max = MAX_TEMPERATURE))]
     pub(crate) temperature: Option<f32>,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gantry_core::{
     ApiError, Chat, Constraint, GenerationParams, MAX_TOOLS, Message, Part, Prompt, Role, TOOL_NAME_PATTERN, TextOr,
     TextRequest, Tool, ToolChoice, ToolsFault, check_tools, from_objects, from_typed_objects, read_body, read_integer,
-    read_json,
+    read_integer_of, read_json,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -46,7 +46,7 @@ struct Body {
     input: Value,
     instructions: Option<String>,
     #[schemars(range(min = 1, max = MAX_RESPONSES_TOKENS))]
-    #[serde(default, deserialize_with = "read_integer")]
+    #[serde(default, deserialize_with = "read_integer_of::<1, MAX_RESPONSES_TOKENS, _>")]
     max_output_tokens: Option<u32>,
     #[schemars(range(min = 0, max = 2))]
     temperature: Option<f32>,
@@ -494,9 +494,9 @@ fn asked(body: &Body, chat: &Chat) -> Asked {
 }
 
 fn params(body: &Body) -> Result<GenerationParams, ApiError> {
-    let within = |name: &'static str, value: Option<f32>, low: f32, high: f32| match value {
+    let within = |name: &'static str, value: Option<f32>, (low, high): (f32, f32), range: &str| match value {
         Some(value) if !(low..=high).contains(&value) => {
-            Err(ApiError::wrong_value(name, format_args!("must be from {low} to {high}, not {value}")))
+            Err(ApiError::wrong_value(name, format_args!("must be {range}, not {value}")))
         }
         value => Ok(value),
     };
@@ -525,8 +525,9 @@ fn params(body: &Body) -> Result<GenerationParams, ApiError> {
     let defaults = GenerationParams::default();
     Ok(GenerationParams {
         max_tokens: body.max_output_tokens,
-        temperature: within("temperature", body.temperature, 0.0, 2.0)?.unwrap_or(1.0),
-        top_p: within("top_p", body.top_p, f32::MIN_POSITIVE, 1.0)?.unwrap_or(defaults.top_p),
+        temperature: within("temperature", body.temperature, (0.0, 2.0), "from 0 to 2")?.unwrap_or(1.0),
+        top_p: within("top_p", body.top_p, (f32::MIN_POSITIVE, 1.0), "above 0 and at most 1")?
+            .unwrap_or(defaults.top_p),
         constraint,
         constraint_param,
         ..defaults

@@ -417,6 +417,19 @@ fn what_is_changed_for_the_property_is_right_before() {
 }
 
 #[test]
+fn ranges_are_told_as_they_are() {
+    for (name, value, range) in [
+        ("max_output_tokens", json!(1_u64 << 32), "from 1 to 1048576"),
+        ("max_output_tokens", json!(0), "from 1 to 1048576"),
+        ("top_p", json!(0), "above 0 and at most 1, not 0"),
+        ("temperature", json!(3), "from 0 to 2, not 3"),
+    ] {
+        let error = decode(&json!({"input": "Hi", name: value})).map(drop).unwrap_err();
+        assert!(error.param.as_deref() == Some(name) && error.message.contains(range), "{error}");
+    }
+}
+
+#[test]
 fn what_is_an_object_may_be_no_array() {
     for (path, body) in valid().iter().flat_map(|body| mutate::with_arrays(body, &[])) {
         let error = decode(&body).map(drop).expect_err(&body.to_string());
