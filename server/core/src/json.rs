@@ -302,11 +302,13 @@ fn in_words_of_json(said: &str) -> Cow<'_, str> {
 /// What is wrong, and with which field where the words say it.
 fn fault(said: &str) -> (ErrorCode, Option<&str>) {
     let named = |start: &str| said.strip_prefix(start)?.split('`').next();
-    match (named("missing field `"), named("unknown field `")) {
-        (Some(name), _) => (ErrorCode::MissingRequiredParameter, Some(name)),
-        (None, Some(name)) => (ErrorCode::UnknownParameter, Some(name)),
-        (None, None) => (ErrorCode::InvalidValue, None),
+    if let Some(name) = named("missing field `") {
+        return (ErrorCode::MissingRequiredParameter, Some(name));
     }
+    if let Some(name) = named("unknown field `") {
+        return (ErrorCode::UnknownParameter, Some(name));
+    }
+    (ErrorCode::InvalidValue, named("duplicate field `"))
 }
 
 fn ends_with(path: &str, name: &str) -> bool {
@@ -432,6 +434,18 @@ mod tests {
         ] {
             let error = read_body::<Body>(body.to_string().as_bytes()).expect_err("it is wrong");
             assert_eq!((error.param.as_deref(), error.code.clone()), (param, code), "{body}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_stands_twice_is_named() {
+        for (body, param) in [
+            (r#"{"one": 1, "one": 2}"#, "one"),
+            (r#"{"one": 1, "blocks": [{"type": "text", "text": "a", "text": "b"}]}"#, "blocks[0].text"),
+            (r#"{"one": 1, "blocks": [{"type": "text", "text": "a", "type": "text"}]}"#, "blocks[0].type"),
+        ] {
+            let error = read_body::<Body>(body.as_bytes()).expect_err("it is wrong");
+            assert_eq!((error.param.as_deref(), error.code.clone()), (Some(param), ErrorCode::InvalidValue), "{error}");
         }
     }
 
