@@ -3,16 +3,18 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use gantry_core::TextOr;
+use gantry_core::{TextOr, from_typed_objects};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Deserialize;
 use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor, value::SeqAccessDeserializer};
 use serde_json::{Map, Value};
 
+from_typed_objects!(Block);
+
 /// A block of a message.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "MessageBlockParam")]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[schemars(rename = "MessageBlockParam", tag = "type")]
+#[serde(remote = "Self", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Block {
     Text {
         text: String,

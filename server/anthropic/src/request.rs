@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use gantry_core::{
     ApiError, Chat, Constraint, ContinuationFault, Extent, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS,
-    MAX_TOOLS, Message, Part, Prompt, PromptForm, Role, TextRequest, ToolCall, check_continuation, read_body,
-    read_integer,
+    MAX_TOOLS, Message, Part, Prompt, PromptForm, Role, TextRequest, ToolCall, check_continuation, from_objects,
+    from_typed_objects, read_body, read_integer, read_integer_of,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -17,13 +17,16 @@ use crate::content::{Block, Content};
 use crate::limits::{MAX_MESSAGES_BLOCKS, MAX_MESSAGES_MODEL_BYTES, MAX_MESSAGES_TOKENS, MAX_MESSAGES_TURNS};
 use crate::tools::{GivenChoice, GivenTool, choice, read_tools};
 
+from_objects!(Body, Turn, OutputConfig, ContextManagement);
+from_typed_objects!(Thinking, Format, ContextEdit);
+
 /// The first line of the result of a call that failed: templates have no other place that says so.
 const FAILED: &str = "Error:";
 
 /// What both addresses take.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "MessagesRequest")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct Body {
     #[schemars(length(max = MAX_MESSAGES_MODEL_BYTES))]
     model: Option<String>,
@@ -32,7 +35,7 @@ struct Body {
     #[serde(default)]
     system: Content,
     #[schemars(range(min = 1, max = MAX_MESSAGES_TOKENS))]
-    #[serde(default, deserialize_with = "read_integer")]
+    #[serde(default, deserialize_with = "read_integer_of::<1, MAX_MESSAGES_TOKENS, _>")]
     max_tokens: Option<u32>,
     #[schemars(length(max = MAX_STOP_STRINGS), inner(length(min = 1, max = MAX_STOP_BYTES)))]
     stop_sequences: Option<Vec<String>>,
@@ -72,7 +75,7 @@ struct Body {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "MessageParam")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct Turn {
     role: Speaker,
     content: Content,
@@ -89,8 +92,8 @@ enum Speaker {
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "MessagesThinking")]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[schemars(rename = "MessagesThinking", tag = "type")]
+#[serde(remote = "Self", rename_all = "snake_case", deny_unknown_fields)]
 enum Thinking {
     Enabled {
         /// The most tokens that are thought.
@@ -109,7 +112,7 @@ enum Thinking {
 /// What the answer is to be like.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "MessagesOutputConfig")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct OutputConfig {
     effort: Option<Effort>,
     format: Option<Format>,
@@ -140,8 +143,8 @@ impl Effort {
 
 /// The form of the answer.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "MessagesFormat")]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[schemars(rename = "MessagesFormat", tag = "type")]
+#[serde(remote = "Self", rename_all = "snake_case", deny_unknown_fields)]
 enum Format {
     JsonSchema {
         /// A JSON schema.
@@ -152,7 +155,7 @@ enum Format {
 /// What of earlier turns is left out: nothing is here, which is what may be asked.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "MessagesContextManagement")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct ContextManagement {
     #[schemars(length(max = MAX_MESSAGES_BLOCKS))]
     #[serde(default, rename = "edits")]
@@ -160,8 +163,8 @@ struct ContextManagement {
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "MessagesContextEdit")]
-#[serde(tag = "type", deny_unknown_fields)]
+#[schemars(rename = "MessagesContextEdit", tag = "type")]
+#[serde(remote = "Self", deny_unknown_fields)]
 enum ContextEdit {
     /// Of earlier thoughts all are kept, as far as the model's template shows them.
     #[serde(rename = "clear_thinking_20251015")]
@@ -278,9 +281,9 @@ fn model(body: &Body) -> Result<Option<String>, ApiError> {
 }
 
 fn params(body: &Body, max_tokens: u32) -> Result<GenerationParams, ApiError> {
-    let in_unit = |name: &'static str, value: Option<f32>, low: f32| match value {
+    let in_unit = |name: &'static str, value: Option<f32>, low: f32, range: &str| match value {
         Some(value) if !(low..=1.0).contains(&value) => {
-            Err(ApiError::wrong_value(name, format_args!("must be from {low} to 1, not {value}")))
+            Err(ApiError::wrong_value(name, format_args!("must be {range}, not {value}")))
         }
         value => Ok(value),
     };
@@ -314,8 +317,8 @@ fn params(body: &Body, max_tokens: u32) -> Result<GenerationParams, ApiError> {
         constraint_param: constraint_param.to_owned(),
         constraint,
         max_tokens: Some(max_tokens),
-        temperature: in_unit("temperature", body.temperature, 0.0)?.unwrap_or(1.0),
-        top_p: in_unit("top_p", body.top_p, f32::MIN_POSITIVE)?.unwrap_or(defaults.top_p),
+        temperature: in_unit("temperature", body.temperature, 0.0, "from 0 to 1")?.unwrap_or(1.0),
+        top_p: in_unit("top_p", body.top_p, f32::MIN_POSITIVE, "above 0 and at most 1")?.unwrap_or(defaults.top_p),
         top_k: body.top_k.map_or(defaults.top_k, |top_k| i32::try_from(top_k).unwrap_or(i32::MAX)),
         stop,
         ..defaults

@@ -1,10 +1,15 @@
 //! The tools of a request, and whether one is to be called.
 
-use gantry_core::{ApiError, TOOL_NAME_PATTERN, Tool, ToolChoice, ToolsFault, check_tools, read_json};
+use gantry_core::{
+    ApiError, TOOL_NAME_PATTERN, Tool, ToolChoice, ToolsFault, check_tools, from_objects, from_typed_objects, read_json,
+};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
+
+from_objects!(GivenTool);
+from_typed_objects!(GivenChoice);
 
 /// The caller that a model is.
 const DIRECT: &str = "direct";
@@ -12,7 +17,7 @@ const DIRECT: &str = "direct";
 /// A tool, which whoever asks runs.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "MessagesTool")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 pub(crate) struct GivenTool {
     #[schemars(extend("pattern" = TOOL_NAME_PATTERN))]
     name: String,
@@ -43,8 +48,8 @@ pub(crate) struct GivenTool {
 
 /// Whether one is to be called.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "MessagesToolChoice")]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[schemars(rename = "MessagesToolChoice", tag = "type")]
+#[serde(remote = "Self", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum GivenChoice {
     Auto { disable_parallel_tool_use: Option<bool> },
     Any { disable_parallel_tool_use: Option<bool> },

@@ -184,6 +184,8 @@ fn mistakes_are_told_with_their_place() {
     for (more, param, told) in [
         (json!({"max_tokens": null}), "max_tokens", "missing"),
         (json!({"max_tokens": 0}), "max_tokens", "from 1"),
+        (json!({"max_tokens": 1_u64 << 32}), "max_tokens", "from 1 to 1048576"),
+        (json!({"top_p": 0}), "top_p", "must be above 0 and at most 1, not 0"),
         (json!({"max_tokens": "many"}), "max_tokens", "invalid type"),
         (json!({"messages": []}), "messages", "1 to"),
         (json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].role", "unknown variant"),
@@ -206,6 +208,17 @@ fn mistakes_are_told_with_their_place() {
         ),
         (user(json!([])), "messages[0].content", "must have a text or a block"),
         (user(json!([image])), "messages[0].content[0].type", "unknown variant `image`"),
+        (
+            user(json!([{"type": "tool_result", "tool_use_id": "t", "is_error": 1}])),
+            "messages[0].content[0].is_error",
+            "expected a boolean",
+        ),
+        (
+            user(json!([{"type": "tool_result", "tool_use_id": "t", "content": [image]}])),
+            "messages[0].content[0].content[0].type",
+            "unknown variant `image`",
+        ),
+        (json!({"thinking": {"type": "adaptive", "display": "omitted"}}), "thinking.display", "unknown variant"),
         (user(json!([{"type": "text"}])), "messages[0].content[0].text", "missing field `text`"),
         (user(json!([{"type": "tool_result", "tool_use_id": "t"}])), "messages[0].content[0].tool_use_id", "tool_use"),
         (
@@ -239,7 +252,7 @@ fn mistakes_are_told_with_their_place() {
         (
             json!({"tools": [{"name": "a", "input_schema": {}, "input_examples": [1]}]}),
             "tools[0].input_examples[0]",
-            "expected a map",
+            "expected an object",
         ),
         (
             json!({"tools": [{"name": "a", "input_schema": {}, "allowed_callers": ["code_execution_20250825"]}]}),
@@ -371,6 +384,7 @@ fn valid() -> Vec<Value> {
             "stop_sequences": ["END"], "stream": true, "temperature": 0.5, "top_p": 0.9, "top_k": 40,
             "metadata": {"user_id": "u"}, "service_tier": "auto", "thinking": {"type": "enabled", "budget_tokens": 8},
             "output_format": {"type": "json_schema", "schema": {"type": "object"}}, "output_config": {"effort": "low"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         }),
         json!({
             "max_tokens": 16,
@@ -424,6 +438,28 @@ fn what_agents_say_beside_their_messages_is_obeyed() {
 fn what_is_changed_for_the_property_is_right_before() {
     for body in valid() {
         decode_messages(body.to_string().as_bytes()).unwrap();
+    }
+}
+
+#[test]
+fn what_is_an_object_may_be_no_array() {
+    for (path, body) in valid().iter().flat_map(|body| mutate::with_arrays(body, &["metadata", "cache_control"])) {
+        let bytes = body.to_string();
+        for error in [decode_messages(bytes.as_bytes()).err(), decode_count_tokens(bytes.as_bytes()).err()] {
+            mutate::is_told_of_object(&error.unwrap_or_else(|| panic!("{body} is taken")), &path);
+        }
+    }
+    // By the order of the fields.
+    for (more, param) in [
+        (json!({"messages": [["user", "Hi"]]}), "messages[0]"),
+        (json!({"messages": [{"role": "user", "content": [["text", "Hi"]]}]}), "messages[0].content[0]"),
+        (json!({"tools": [["look", null, {}, "web_search_20250305", null, null, null, null, null, null]]}), "tools[0]"),
+        (json!({"thinking": ["enabled", 5]}), "thinking"),
+        (json!({"output_config": ["low", null]}), "output_config"),
+        (json!({"context_management": [[]]}), "context_management"),
+        (json!({"context_management": {"edits": [["clear_thinking_20251015", "all"]]}}), "context_management.edits[0]"),
+    ] {
+        mutate::is_told_of_object(&decode(&with(more)).unwrap_err(), param);
     }
 }
 

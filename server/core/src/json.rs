@@ -1,10 +1,12 @@
 //! Bodies of JSON as types of their protocol's, with errors that name the field at fault by its path.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{DeserializeOwned, Deserializer, Error as _, IgnoredAny};
-use serde_json::{Number, Value};
+use serde::de::{DeserializeOwned, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde_json::{Map, Number, Value};
+use serde_path_to_error::Segment;
 
 use crate::api_error::{ApiError, ErrorCode};
 
@@ -21,6 +23,10 @@ const OBJECT_BYTES: usize = 544;
 const MEMBER_BYTES: usize = 72;
 const FIELD_BYTES: usize = 104;
 const TEXT_BYTES: usize = 32;
+/// The field that says which of several kinds an object is.
+const TYPE: &str = "type";
+/// Stands around the path of what is wrong within a typed object, in an error that knows no other place for it.
+const PATH_SIGN: char = '\0';
 /// The deepest nesting that is read.
 const MAX_DEPTH: u32 = 128;
 
@@ -54,6 +60,108 @@ pub fn json_memory_bytes(text: &[u8]) -> usize {
         }
     }
     bytes
+}
+
+/// Has these types read from objects alone, which derive `Deserialize` with `#[serde(remote = "Self")]`: what serde derives takes
+/// arrays as well, by the order of the fields.
+#[macro_export]
+macro_rules! from_objects {
+    ($($type:ty),+ $(,)?) => {$(
+        impl<'de> ::serde::Deserialize<'de> for $type {
+            fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Object;
+                impl<'de> ::serde::de::Visitor<'de> for Object {
+                    type Value = $type;
+
+                    fn expecting(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                        f.write_str("an object")
+                    }
+
+                    fn visit_map<A: ::serde::de::MapAccess<'de>>(self, fields: A) -> Result<$type, A::Error> {
+                        <$type>::deserialize(::serde::de::value::MapAccessDeserializer::new(fields))
+                    }
+                }
+                deserializer.deserialize_map(Object)
+            }
+        }
+    )+};
+}
+
+/// The same for enums, whose variant the field `type` names. They go without `#[serde(tag = "type")]`, with which errors do not say
+/// where in an object they are; schemas have `#[schemars(tag = "type")]`.
+#[macro_export]
+macro_rules! from_typed_objects {
+    ($($type:ty),+ $(,)?) => {$(
+        impl<'de> ::serde::Deserialize<'de> for $type {
+            fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Variant($type);
+                impl<'de> ::serde::Deserialize<'de> for Variant {
+                    fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                        <$type>::deserialize(deserializer).map(Self)
+                    }
+                }
+                $crate::read_typed(deserializer).map(|Variant(read)| read)
+            }
+        }
+    )+};
+}
+
+/// Reads an object as the variant of an enum that its `type` names, for [`from_typed_objects`].
+///
+/// # Errors
+/// It is no object, or not of that variant; the error has the path within the object.
+#[doc(hidden)]
+pub fn read_typed<'de, T: DeserializeOwned, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    let (kind, fields) = deserializer.deserialize_map(TypedObject)?;
+    let variant = Value::Object(Map::from_iter([(kind.clone(), Value::Object(fields))]));
+    serde_path_to_error::deserialize(variant).map_err(|error| {
+        let path = match error.path().iter().next() {
+            Some(Segment::Enum { .. }) => error.path().to_string().split_off(kind.len()),
+            // It is no variant.
+            _ => TYPE.to_owned(),
+        };
+        let said = error.into_inner().to_string();
+        let (within, said) = placed(&said);
+        let path = joined(path.trim_start_matches('.'), within);
+        D::Error::custom(format_args!("{PATH_SIGN}{path}{PATH_SIGN}{said}"))
+    })
+}
+
+/// Reads the `type` of an object, and its other fields.
+struct TypedObject;
+
+impl<'de> Visitor<'de> for TypedObject {
+    type Value = (String, Map<String, Value>);
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with a `type`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut given: A) -> Result<Self::Value, A::Error> {
+        let (mut kind, mut fields) = (None, Map::new());
+        while let Some(name) = given.next_key::<String>()? {
+            let is_twice = match name == TYPE {
+                true => kind.replace(given.next_value::<String>()?).is_some(),
+                false => fields.insert(name.clone(), given.next_value()?).is_some(),
+            };
+            if is_twice {
+                return Err(A::Error::custom(format_args!("duplicate field `{name}`")));
+            }
+        }
+        Ok((kind.ok_or_else(|| A::Error::missing_field(TYPE))?, fields))
+    }
+}
+
+/// The path within a typed object that an error has, and what it says.
+fn placed(said: &str) -> (&str, &str) {
+    said.strip_prefix(PATH_SIGN).and_then(|rest| rest.split_once(PATH_SIGN)).unwrap_or(("", said))
+}
+
+fn joined(path: &str, within: &str) -> String {
+    match (path, within) {
+        ("" | ".", one) | (one, "" | ".") => one.to_owned(),
+        (path, within) => format!("{path}.{within}"),
+    }
 }
 
 /// Reads a body. What is `null` in it asks for nothing, whatever its name.
@@ -116,10 +224,20 @@ pub fn integer_of(number: &Number) -> Option<i64> {
 /// # Errors
 /// It is none.
 pub fn read_integer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    read_integer_of::<0, { u32::MAX }, D>(deserializer)
+}
+
+/// The same of one whose range is checked by who asks: an error about one that is past all types names that range.
+///
+/// # Errors
+/// As [`read_integer`].
+pub fn read_integer_of<'de, const LEAST: u32, const MOST: u32, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<u32>, D::Error> {
     let Some(number) = Option::<Number>::deserialize(deserializer)? else { return Ok(None) };
     let integer = integer_of(&number).and_then(|integer| u32::try_from(integer).ok());
     let unexpected =
-        || D::Error::custom(format_args!("invalid value: {number}, expected an integer from 0 to {}", u32::MAX));
+        || D::Error::custom(format_args!("invalid value: {number}, expected an integer from {LEAST} to {MOST}"));
     integer.ok_or_else(unexpected).map(Some)
 }
 
@@ -129,7 +247,9 @@ fn of_field(path: &str, inner: &str, error: &serde_json::Error) -> ApiError {
     }
     // The place in the text is of no use to who wrote an object.
     let said = error.to_string();
-    wrong(path, inner, &in_words_of_json(said.rsplit_once(" at line ").map_or(said.as_str(), |(said, _)| said)))
+    let said = said.rsplit_once(" at line ").map_or(said.as_str(), |(said, _)| said);
+    let (within, said) = placed(said);
+    wrong(path, &joined(inner, within), &in_words_of_json(&kinds_of_json(said)))
 }
 
 fn wrong(path: &str, inner: &str, said: &str) -> ApiError {
@@ -144,6 +264,24 @@ fn wrong(path: &str, inner: &str, said: &str) -> ApiError {
         return ApiError::invalid(None, code, format!("{said}."));
     }
     ApiError::invalid(Some(Cow::Owned(at.clone())), code, format!("`{at}`: {said}."))
+}
+
+/// What serde calls maps and sequences are objects and arrays to who writes JSON.
+fn kinds_of_json(said: &str) -> Cow<'_, str> {
+    let mut told = Cow::Borrowed(said);
+    for (theirs, ours) in
+        [("invalid type: map,", "invalid type: object,"), ("invalid type: sequence,", "invalid type: array,")]
+    {
+        if let Some(rest) = told.strip_prefix(theirs) {
+            told = Cow::Owned(format!("{ours}{rest}"));
+        }
+    }
+    for (theirs, ours) in [("expected a map", "expected an object"), ("expected a sequence", "expected an array")] {
+        if let Some(rest) = told.strip_suffix(theirs) {
+            told = Cow::Owned(format!("{rest}{ours}"));
+        }
+    }
+    told
 }
 
 /// Names of types are of use to nobody who does not read the sources.
@@ -164,11 +302,13 @@ fn in_words_of_json(said: &str) -> Cow<'_, str> {
 /// What is wrong, and with which field where the words say it.
 fn fault(said: &str) -> (ErrorCode, Option<&str>) {
     let named = |start: &str| said.strip_prefix(start)?.split('`').next();
-    match (named("missing field `"), named("unknown field `")) {
-        (Some(name), _) => (ErrorCode::MissingRequiredParameter, Some(name)),
-        (None, Some(name)) => (ErrorCode::UnknownParameter, Some(name)),
-        (None, None) => (ErrorCode::InvalidValue, None),
+    if let Some(name) = named("missing field `") {
+        return (ErrorCode::MissingRequiredParameter, Some(name));
     }
+    if let Some(name) = named("unknown field `") {
+        return (ErrorCode::UnknownParameter, Some(name));
+    }
+    (ErrorCode::InvalidValue, named("duplicate field `"))
 }
 
 fn ends_with(path: &str, name: &str) -> bool {
@@ -190,8 +330,11 @@ mod tests {
 
     use super::*;
 
+    crate::from_objects!(Body);
+    crate::from_typed_objects!(Block);
+
     #[derive(Debug, Deserialize)]
-    #[serde(deny_unknown_fields)]
+    #[serde(remote = "Self", deny_unknown_fields)]
     #[allow(dead_code)]
     struct Body {
         one: u32,
@@ -209,10 +352,11 @@ mod tests {
     }
 
     #[derive(Debug, Deserialize)]
-    #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+    #[serde(remote = "Self", rename_all = "snake_case", deny_unknown_fields)]
     #[allow(dead_code)]
     enum Block {
         Text { text: String },
+        List { blocks: Vec<Block>, more: Option<bool> },
     }
 
     #[test]
@@ -262,6 +406,24 @@ mod tests {
             ),
             (json!({"one": 1, "blocks": [{}]}), Some("blocks[0].type"), MissingRequiredParameter),
             (json!({"one": 1, "blocks": [{"type": "b"}]}), Some("blocks[0].type"), InvalidValue),
+            (json!({"one": 1, "blocks": [{"type": ""}]}), Some("blocks[0].type"), InvalidValue),
+            (json!({"one": 1, "blocks": [{"type": 1}]}), Some("blocks[0].type"), InvalidValue),
+            (json!({"one": 1, "blocks": [["text", "a"]]}), Some("blocks[0]"), InvalidValue),
+            (
+                json!({"one": 1, "blocks": [{"type": "list", "blocks": [], "more": 1}]}),
+                Some("blocks[0].more"),
+                InvalidValue,
+            ),
+            (
+                json!({"one": 1, "blocks": [{"type": "list", "blocks": [{"type": "text", "text": "a"}, {"type": "text", "text": 1}]}]}),
+                Some("blocks[0].blocks[1].text"),
+                InvalidValue,
+            ),
+            (
+                json!({"one": 1, "blocks": [{"type": "list", "blocks": [{"type": "b"}]}]}),
+                Some("blocks[0].blocks[0].type"),
+                InvalidValue,
+            ),
             (json!({"one": 1, "word": "second"}), Some("word"), InvalidValue),
             (json!({"one": 1, "word": 7}), Some("word"), InvalidValue),
             (json!({"one": 1, "count": 7.5}), Some("count"), InvalidValue),
@@ -272,6 +434,18 @@ mod tests {
         ] {
             let error = read_body::<Body>(body.to_string().as_bytes()).expect_err("it is wrong");
             assert_eq!((error.param.as_deref(), error.code.clone()), (param, code), "{body}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_stands_twice_is_named() {
+        for (body, param) in [
+            (r#"{"one": 1, "one": 2}"#, "one"),
+            (r#"{"one": 1, "blocks": [{"type": "text", "text": "a", "text": "b"}]}"#, "blocks[0].text"),
+            (r#"{"one": 1, "blocks": [{"type": "text", "text": "a", "type": "text"}]}"#, "blocks[0].type"),
+        ] {
+            let error = read_body::<Body>(body.as_bytes()).expect_err("it is wrong");
+            assert_eq!((error.param.as_deref(), error.code.clone()), (Some(param), ErrorCode::InvalidValue), "{error}");
         }
     }
 

@@ -29,7 +29,7 @@ pub use event::{
     PromptChance, PromptToken, ShownPrompt, StopCause, Stretch, Timings, TokenChance, TokenLogprob, TokenPiece,
     ToolCallDelta, Usage,
 };
-pub use json::{integer_of, json_memory_bytes, read_body, read_integer, read_json};
+pub use json::{integer_of, json_memory_bytes, read_body, read_integer, read_integer_of, read_json, read_typed};
 pub use limits::*;
 pub use message::{Message, Part, Role, ToolCall, messages_json};
 pub use order::{Priority, Turn};

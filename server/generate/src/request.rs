@@ -2,7 +2,7 @@
 
 use gantry_core::{
     ApiError, Chat, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TEMPERATURE, Message, Priority, Prompt,
-    Role, TextRequest, read_body, read_integer,
+    Role, TextRequest, from_objects, read_body, read_integer_of,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -11,17 +11,19 @@ use serde_json::{Value, json};
 use crate::answer::{ChatEncoder, GenerateEncoder};
 use crate::limits::{DEFAULT_GENERATE_TOKENS, MAX_GENERATE_MESSAGES, MAX_GENERATE_MODEL_BYTES, MAX_GENERATE_TOKENS};
 
+from_objects!(Body, GivenMessage);
+
 /// What both addresses take; the one its `prompt`, the other its `messages`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[schemars(rename = "GenerateRequest")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 pub(crate) struct Body {
     #[schemars(length(min = 1))]
     pub(crate) prompt: Option<String>,
     #[schemars(length(min = 1, max = MAX_GENERATE_MESSAGES))]
     pub(crate) messages: Option<Vec<GivenMessage>>,
     #[schemars(range(min = 1, max = MAX_GENERATE_TOKENS))]
-    #[serde(default, deserialize_with = "read_integer")]
+    #[serde(default, deserialize_with = "read_integer_of::<1, MAX_GENERATE_TOKENS, _>")]
     pub(crate) max_tokens: Option<u32>,
     #[schemars(range(min = 0, max = MAX_TEMPERATURE))]
     pub(crate) temperature: Option<f32>,
@@ -40,7 +42,7 @@ pub(crate) struct Body {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "GenerateChatMessage")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 pub(crate) struct GivenMessage {
     pub(crate) role: Speaker,
     pub(crate) content: String,

@@ -149,6 +149,14 @@ fn full_chat() -> Value {
     body
 }
 
+#[test]
+fn what_is_an_object_may_be_no_array() {
+    for (path, body) in mutate::with_arrays(&full_chat(), &[]) {
+        mutate::is_told_of_object(&chat(&body).unwrap_err(), &path);
+    }
+    mutate::is_told_of_object(&chat(&json!({"messages": [["user", "Hi"]]})).unwrap_err(), "messages[0]");
+}
+
 fn priority() -> impl Strategy<Value = Value> {
     prop::sample::select(vec![json!("high"), json!("normal"), json!("low"), Value::Null])
 }

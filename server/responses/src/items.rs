@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use gantry_core::{ApiError, Message, Part, Role, TextOr, ToolCall};
+use gantry_core::{ApiError, Message, Part, Role, TextOr, ToolCall, from_typed_objects};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -10,9 +10,11 @@ use serde_json::{Value, json};
 
 use crate::limits::{MAX_RESPONSES_ITEMS, MAX_RESPONSES_PARTS};
 
+from_typed_objects!(Item, Thought, Said);
+
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "ResponseInputItem")]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[schemars(rename = "ResponseInputItem", tag = "type")]
+#[serde(remote = "Self", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Item {
     Message {
         role: Speaker,
@@ -125,16 +127,16 @@ pub(crate) enum Speaker {
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "ResponseThought")]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[schemars(rename = "ResponseThought", tag = "type")]
+#[serde(remote = "Self", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Thought {
     SummaryText { text: String },
     ReasoningText { text: String },
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "ResponseInputPart")]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[schemars(rename = "ResponseInputPart", tag = "type")]
+#[serde(remote = "Self", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Said {
     InputText {
         text: String,

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_core::{
     ApiError, Chat, Constraint, GenerationParams, MAX_TOOLS, Message, Part, Prompt, Role, TOOL_NAME_PATTERN, TextOr,
-    TextRequest, Tool, ToolChoice, ToolsFault, check_tools, read_body, read_integer, read_json,
+    TextRequest, Tool, ToolChoice, ToolsFault, check_tools, from_objects, from_typed_objects, read_body, read_integer,
+    read_integer_of, read_json,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -20,6 +21,9 @@ use crate::limits::{
 };
 use crate::stored::{StoredResponses, history, kept, reference, referenced};
 
+from_objects!(Body, Text, Reasoning, StreamOptions, GivenTool);
+from_typed_objects!(Format);
+
 /// The field that says what an answer must look like.
 const FORMAT: &str = "text.format";
 /// The longest name of a format, in bytes: the answer repeats it.
@@ -33,7 +37,7 @@ pub(crate) const EMPTY_INCLUDES: [&str; 2] = ["reasoning.encrypted_content", "me
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "ResponsesRequest", transform = with_input)]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct Body {
     #[schemars(length(max = MAX_RESPONSES_MODEL_BYTES))]
     model: Option<String>,
@@ -42,7 +46,7 @@ struct Body {
     input: Value,
     instructions: Option<String>,
     #[schemars(range(min = 1, max = MAX_RESPONSES_TOKENS))]
-    #[serde(default, deserialize_with = "read_integer")]
+    #[serde(default, deserialize_with = "read_integer_of::<1, MAX_RESPONSES_TOKENS, _>")]
     max_output_tokens: Option<u32>,
     #[schemars(range(min = 0, max = 2))]
     temperature: Option<f32>,
@@ -109,7 +113,7 @@ struct Body {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "ResponsesText")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct Text {
     format: Option<Format>,
     #[schemars(extend("enum" = ["medium", null]))]
@@ -117,8 +121,8 @@ struct Text {
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(rename = "ResponsesFormat")]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+#[schemars(rename = "ResponsesFormat", tag = "type")]
+#[serde(remote = "Self", rename_all = "snake_case", deny_unknown_fields)]
 enum Format {
     Text {},
     JsonObject {},
@@ -135,7 +139,7 @@ enum Format {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "ResponsesReasoning")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct Reasoning {
     #[schemars(extend("enum" = effort_words()))]
     effort: Option<String>,
@@ -152,7 +156,7 @@ struct Reasoning {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "ResponsesStreamOptions")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct StreamOptions {
     /// Makes pieces alike in length; none is added.
     #[schemars(with = "Option<Value>")]
@@ -162,7 +166,7 @@ struct StreamOptions {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(rename = "ResponsesTool")]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct GivenTool {
     #[serde(rename = "type")]
     #[schemars(with = "String", extend("const" = "function"))]
@@ -490,9 +494,9 @@ fn asked(body: &Body, chat: &Chat) -> Asked {
 }
 
 fn params(body: &Body) -> Result<GenerationParams, ApiError> {
-    let within = |name: &'static str, value: Option<f32>, low: f32, high: f32| match value {
+    let within = |name: &'static str, value: Option<f32>, (low, high): (f32, f32), range: &str| match value {
         Some(value) if !(low..=high).contains(&value) => {
-            Err(ApiError::wrong_value(name, format_args!("must be from {low} to {high}, not {value}")))
+            Err(ApiError::wrong_value(name, format_args!("must be {range}, not {value}")))
         }
         value => Ok(value),
     };
@@ -521,8 +525,9 @@ fn params(body: &Body) -> Result<GenerationParams, ApiError> {
     let defaults = GenerationParams::default();
     Ok(GenerationParams {
         max_tokens: body.max_output_tokens,
-        temperature: within("temperature", body.temperature, 0.0, 2.0)?.unwrap_or(1.0),
-        top_p: within("top_p", body.top_p, f32::MIN_POSITIVE, 1.0)?.unwrap_or(defaults.top_p),
+        temperature: within("temperature", body.temperature, (0.0, 2.0), "from 0 to 2")?.unwrap_or(1.0),
+        top_p: within("top_p", body.top_p, (f32::MIN_POSITIVE, 1.0), "above 0 and at most 1")?
+            .unwrap_or(defaults.top_p),
         constraint,
         constraint_param,
         ..defaults
@@ -555,7 +560,7 @@ fn chat(body: &mut Body, messages: Vec<Message>) -> Result<Chat, ApiError> {
 
 fn read_tools(tools: Vec<Value>) -> Result<Vec<Tool>, ApiError> {
     let tool = |(i, tool): (usize, Value)| {
-        if tool.get("type").and_then(Value::as_str) != Some("function") {
+        if tool.is_object() && tool.get("type").and_then(Value::as_str) != Some("function") {
             let what = "must be function: this server runs no tools, and knows none by its type; describe it as a function, and \
                         run it yourself";
             return Err(ApiError::unsupported_parameter(format!("tools[{i}].type"), what));
@@ -575,7 +580,7 @@ fn read_tools(tools: Vec<Value>) -> Result<Vec<Tool>, ApiError> {
 
 /// Whether any is to be called, and which may be (none: all).
 fn choice(given: Option<Value>, tools: &[Tool]) -> Result<(ToolChoice, Vec<String>), ApiError> {
-    const EXPECTED: &str = "must be none, auto, required, a function, or allowed_tools";
+    const EXPECTED: &str = "must be none, auto, required, or an object of the type function or allowed_tools";
     let wrong = || ApiError::wrong_value("tool_choice", EXPECTED);
     let mode = |word: Option<&str>| match word {
         Some("auto") => Ok(ToolChoice::Auto),

@@ -416,6 +416,41 @@ fn what_is_changed_for_the_property_is_right_before() {
     }
 }
 
+#[test]
+fn ranges_are_told_as_they_are() {
+    for (name, value, range) in [
+        ("max_output_tokens", json!(1_u64 << 32), "from 1 to 1048576"),
+        ("max_output_tokens", json!(0), "from 1 to 1048576"),
+        ("top_p", json!(0), "above 0 and at most 1, not 0"),
+        ("temperature", json!(3), "from 0 to 2, not 3"),
+    ] {
+        let error = decode(&json!({"input": "Hi", name: value})).map(drop).unwrap_err();
+        assert!(error.param.as_deref() == Some(name) && error.message.contains(range), "{error}");
+    }
+}
+
+#[test]
+fn what_is_an_object_may_be_no_array() {
+    for (path, body) in valid().iter().flat_map(|body| mutate::with_arrays(body, &[])) {
+        let error = decode(&body).map(drop).expect_err(&body.to_string());
+        // Of which kind a choice is, is not told more closely.
+        let path = if path.starts_with("tool_choice") { "tool_choice" } else { &path };
+        mutate::is_told_of_object(&error, path);
+    }
+    // By the order of the fields.
+    for (body, param) in [
+        (json!({"input": [["message", "user", "Hi", 1, 1, 1]]}), "input[0]"),
+        (json!({"input": [{"role": "user", "content": [["input_text", "Hi", 1]]}]}), "input[0].content[0]"),
+        (json!({"input": "Hi", "tools": [["function", "look", null, {}, null, null]]}), "tools[0]"),
+        (json!({"input": "Hi", "text": [null, null]}), "text"),
+        (json!({"input": "Hi", "text": {"format": ["text"]}}), "text.format"),
+        (json!({"input": "Hi", "reasoning": ["low", 1, 2, 3]}), "reasoning"),
+        (json!({"input": "Hi", "stream_options": [5]}), "stream_options"),
+    ] {
+        mutate::is_told_of_object(&decode(&body).map(drop).unwrap_err(), param);
+    }
+}
+
 proptest! {
     #[test]
     fn pieces_add_up_to_the_whole_answer(

@@ -86,6 +86,7 @@ impl Wanted {
 }
 
 #[derive(Deserialize)]
+#[serde(remote = "Self")]
 struct Line {
     messages: Option<serde_json::Value>,
     prompt: Option<String>,
@@ -96,6 +97,8 @@ struct Line {
     contains: Option<String>,
     max_tokens: Option<u32>,
 }
+
+gantry_core::from_objects!(Line);
 
 /// Reads `prompts.jsonl`. Empty lines are skipped, other fields of a line are of no meaning here.
 ///

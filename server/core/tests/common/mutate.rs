@@ -138,3 +138,31 @@ pub(crate) fn is_told(error: &ApiError, body: &Value, known: &[&str]) {
         "{param:?} is no field of {body}"
     );
 }
+
+/// The body once for each object in it, with the values of that object as an array in its place, and the object's path. `free`:
+/// the names of what may be anything.
+pub(crate) fn with_arrays(body: &Value, free: &[&str]) -> Vec<(String, Value)> {
+    let mut all = Vec::new();
+    places(body, &[], &mut all);
+    let mut changed = Vec::new();
+    for path in all.iter().filter(|path| !path.iter().any(|step| free.contains(&step.as_str()))) {
+        let pointer = format!("/{}", path.join("/"));
+        let mut body = body.clone();
+        let Some(place) = body.pointer_mut(&pointer).filter(|value| value.is_object()) else { continue };
+        let values: Vec<Value> = place.as_object().into_iter().flatten().map(|(_, value)| value.clone()).collect();
+        *place = values.into();
+        let mut name = String::new();
+        for step in path {
+            let dot = if name.is_empty() { "" } else { "." };
+            name += &step.parse::<usize>().map_or_else(|_| format!("{dot}{step}"), |index| format!("[{index}]"));
+        }
+        changed.push((name, body));
+    }
+    changed
+}
+
+/// Holds an error about such a body to naming the object, and to saying that one is expected.
+pub(crate) fn is_told_of_object(error: &ApiError, path: &str) {
+    let is_said = error.param.as_deref() == Some(path) && error.message.contains("object");
+    assert!(error.status == 400 && is_said, "{error} names {:?}, not {path}", error.param);
+}

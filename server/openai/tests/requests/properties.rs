@@ -325,6 +325,18 @@ fn what_is_changed_for_the_property_is_right_before() {
     }
 }
 
+#[test]
+fn what_is_an_object_may_be_no_array() {
+    for (address, body) in valid_bodies() {
+        let (_, decode) = DECODERS.iter().find(|(known, _)| *known == address).unwrap();
+        // Biases are taken as pairs, too.
+        for (path, body) in mutate::with_arrays(&body, &["logit_bias"]) {
+            let error = decode(body.to_string().as_bytes()).unwrap_or_else(|| panic!("{body} is taken"));
+            mutate::is_told_of_object(&error, &path);
+        }
+    }
+}
+
 proptest! {
     /// **Feature: distributed-inference-server, Property 24: Error Response Format**
     /// **Validates: Requirements 11.4**
