@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::server::{PATIENCE, is_alive, model, send_signal};
+use crate::split::split;
 
 const PROMPTS: &str =
     r#"{"messages": [{"role": "user", "content": "What is the capital of Peru?"}], "contains": "Lima"}"#;
@@ -140,6 +141,25 @@ fn what_cannot_be_judged_is_told_with_all_mistakes_and_ends_with_another_code() 
         assert_eq!((output.status.code(), text(&output.stdout)), (Some(2), String::new()), "{args:?}: {log}");
         for part in says {
             assert!(log.contains(part), "{args:?}: {part:?} is not in {log}");
+        }
+    }
+}
+
+#[test]
+fn a_part_that_is_no_file_is_refused_as_by_validate_and_nothing_waits_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = split(folder.path());
+    let second = folder.path().join("demo-00002-of-00002.gguf");
+    let reference = model("demo-v2.q8_0.gguf");
+    for make in [&["mkfifo"][..], &["ln", "-s", "/dev/zero"], &["mkdir"]] {
+        let _ = std::fs::remove_file(&second).or_else(|_| std::fs::remove_dir(&second));
+        assert!(Command::new(make[0]).args(&make[1..]).arg(&second).status().unwrap().success());
+        for (candidate, args, code) in [(&first, &[][..], 1), (&reference, &["--reference", path(&first)], 2)] {
+            let output = check(path(candidate), args);
+            let log = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(code), "{make:?}: {log}");
+            let why = "Format: part 2 of 2, demo-00002-of-00002.gguf: ";
+            assert!(log.contains(why) && log.contains("it is not a regular file"), "{make:?}: {log}");
         }
     }
 }
