@@ -173,6 +173,33 @@ fn memory_is_judged_for_the_pod_that_it_is_meant_for() {
     assert!(message.contains("the pod's limit is 64.0Mi, spec.resources.memory"), "{message}");
     assert_eq!(gate(&report, "Load")["message"], "not reached: Memory refused it");
 
+    // What a refusal of the reference says is enough for both.
+    let reference = model("demo-v1.q8_0.gguf");
+    let refused = |limit: &str| {
+        let output = check("demo-v2.q8_0.gguf", &["--reference", path(&reference), "--memory-limit", limit]);
+        let log = text(&output.stderr);
+        let mib = log.split("spec.resources.memory: ").nth(1).and_then(|rest| rest.split("Mi would do").next());
+        (log.contains(": Memory: "), mib.map(str::to_owned), log)
+    };
+    let (_, enough, log) = refused("64");
+    let (is_refused, _, log) = refused(&enough.unwrap_or_else(|| panic!("{log}")));
+    assert!(!is_refused, "{log}");
+
+    // Without a limit there is no pod.
+    let (_folder, [gates]) = files(["memory: {headroom: 99%}"]);
+    let args = ["--ctx-size=16777216", "--gates", path(&gates)];
+    let output = Command::new(env!("CARGO_BIN_EXE_gantry-server"))
+        .arg("check")
+        .arg(model("demo-v2.q8_0.gguf"))
+        .args(args)
+        .args(["--format", "json"])
+        .output()
+        .unwrap();
+    let (code, report): (_, Value) = (output.status.code(), serde_json::from_slice(&output.stdout).unwrap());
+    let message = gate(&report, "Memory")["message"].as_str().unwrap();
+    assert!(code == Some(1) && message.contains("the memory of this machine is"), "{message}");
+    assert!(message.contains("--memory-limit") && !message.contains("spec."), "{message}");
+
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let output = command("demo-v2.q8_0.gguf", &["--memory-limit", "64"]).stdout(full).output().unwrap();
     let log = text(&output.stderr);
