@@ -53,7 +53,7 @@ pub struct CheckSettings {
 /// A model that a flag names.
 #[derive(Clone, Debug)]
 pub struct NamedModel {
-    /// As it was named.
+    /// As it was named, an address as it may be shown.
     pub named: PathBuf,
     /// Its file on this machine, unless it is named by an address.
     pub path: PathBuf,
@@ -65,6 +65,8 @@ impl NamedModel {
     fn of(check: &mut Check, cache: &CacheArgs, flag: &str, named: PathBuf) -> Self {
         let mut path = named.clone();
         let remote = cache.models(check, Some(Environment::OWN), (flag, &mut path), None);
+        // Without what is secret in an address.
+        let named = remote.model.as_ref().map_or(named, |model| PathBuf::from(model.source.to_string()));
         Self { named, path, remote }
     }
 }

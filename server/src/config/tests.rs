@@ -485,6 +485,15 @@ fn no_secret_of_an_address_is_told() {
 }
 
 #[test]
+fn an_address_that_check_is_given_is_named_without_its_secrets() {
+    let args = ["check", "https://me:HUSH@h/a.gguf?sig=HUSH", "--reference", "https://me:HUSH@h/b.gguf"];
+    let Ok(Command::Check(args)) = read(&[&args[..], &["--cache-dir", "/tmp/x"]].concat()) else { panic!() };
+    let settings = args.settings().unwrap();
+    assert_eq!(settings.candidate.named.to_str(), Some("https://h/a.gguf"));
+    assert_eq!(settings.reference.unwrap().named.to_str(), Some("https://h/b.gguf"));
+}
+
+#[test]
 fn check_asks_for_as_much_context_as_a_service_must_have() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
     let settings = |ctx_size| match read(&["check", file, "--parallel", "255", "--ctx-size", ctx_size]) {
