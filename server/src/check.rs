@@ -27,7 +27,9 @@ use crate::gates::limits::{CHECK_STANDSTILL_LIMIT, HEADROOM_RATIO};
 use crate::gates::memory::PodMemory;
 use crate::gates::reference::Reference;
 use crate::gates::report::quantity;
-use crate::gates::{Board, Files, Job, Loaded, Loader, Refusal, Report, drift, judge_answers, performance};
+use crate::gates::{
+    Board, Files, Job, Loaded, Loader, MemoryBound, Refusal, Report, drift, judge_answers, performance, predicted_bytes,
+};
 use crate::limits::AGENT_STOP_LIMIT;
 use crate::rollout::Published;
 use crate::serve::{self, EXIT_SIGNAL_BASE};
@@ -132,11 +134,14 @@ async fn judge(settings: &CheckSettings, cancel: &CancellationToken) -> anyhow::
     let board = Arc::new(watch::channel(Lines::new()).0);
     let _shown = AbortOnDropHandle::new(tokio::spawn(console::show_gates(board.subscribe())));
     let bench = Bench { settings, board, loader: Loader::new(workers), gpu, headroom_ratio, cancel };
+    let candidate = &settings.candidate;
+    let named = candidate.named.display();
+    let found = find(candidate, true, cancel).await.with_context(|| format!("the candidate {named}"))?;
     let reference = match &settings.reference {
-        Some(model) => Some(bench.load_reference(model).await?),
+        Some(model) => Some(bench.load_reference(model, &found.files).await?),
         None => None,
     };
-    let outcome = bench.judge(reference.clone()).await;
+    let outcome = bench.judge(found, reference.clone()).await;
     if let Some(reference) = reference {
         reference.version.retire(Duration::ZERO).await;
     }
@@ -155,13 +160,17 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Loads the model that the candidate is compared with.
-    async fn load_reference(&self, model: &NamedModel) -> anyhow::Result<Loaded> {
+    /// Loads the model that the candidate is compared with, which is loaded beside it.
+    async fn load_reference(&self, model: &NamedModel, candidate: &Files) -> anyhow::Result<Loaded> {
         let named = model.named.display();
         let Found { files, .. } =
             find(model, false, self.cancel).await.with_context(|| format!("the reference {named}"))?;
         let report = self.report(REFERENCE);
-        let job = self.job(REFERENCE, None);
+        let mut job = self.job(REFERENCE, None);
+        if let Some(bound) = &mut job.memory_bound {
+            let candidate = predicted_bytes(&self.job(CANDIDATE, None), candidate).await;
+            bound.next_bytes = candidate.unwrap_or(0);
+        }
         let loaded = self.while_it_gets_on(self.loader.load(&job, files, &report)).await?;
         self.board.send_modify(|lines| drop(lines.remove(REFERENCE)));
         console::shown();
@@ -174,11 +183,9 @@ impl Bench<'_> {
     }
 
     /// Takes the candidate through the gates.
-    async fn judge(&self, reference: Option<Loaded>) -> anyhow::Result<Outcome> {
-        let candidate = &self.settings.candidate;
-        let named = candidate.named.display().to_string();
-        let Found { files, origin, digest } =
-            find(candidate, true, self.cancel).await.with_context(|| format!("the candidate {named}"))?;
+    async fn judge(&self, found: Found, reference: Option<Loaded>) -> anyhow::Result<Outcome> {
+        let named = self.settings.candidate.named.display().to_string();
+        let Found { files, origin, digest } = found;
         let report = self.report(CANDIDATE);
         tell_file(&report, &origin, digest);
         let job = self.job(CANDIDATE, reference.as_ref());
@@ -232,7 +239,7 @@ impl Bench<'_> {
             performance: gates.performance.clone().map(|gate| performance::Job { gate, reference: compared() }),
             shadow: None,
             headroom_ratio: self.headroom_ratio,
-            memory_bound: memory_limit_bytes.map(bound),
+            memory_bound: Some(MemoryBound { pod: memory_limit_bytes.map(bound), next_bytes: 0 }),
             scheduling: Scheduling::default(),
             gpu: self.gpu,
             loads: true,

@@ -13,6 +13,7 @@ mod file_tests;
 mod habits;
 mod line;
 mod setting;
+mod shown;
 mod source;
 mod template;
 #[cfg(test)]
@@ -37,6 +38,8 @@ pub use self::check::Problems;
 pub use self::file::Place;
 pub use self::line::{Line, check_file, read};
 pub use self::setting::{Origin, Setting, show};
+pub(crate) use self::shown::shown;
+use self::shown::shown_path;
 use self::source::Environment;
 pub use self::source::{ModelCache, RemoteModel, RemoteModels};
 use crate::api::{ModelNames, Origins};
@@ -88,6 +91,16 @@ const MAX_RESPONSE_TTL_SECONDS: u64 = 10 * 366 * 86_400;
 const MAX_CONFIG_BYTES: usize = 2 << 20;
 /// Mistakes of a file of settings that are told besides wrong values: a file with more is one of something else.
 const MAX_CONFIG_PROBLEMS: usize = 64;
+/// Fields of a file of gates that are told to be none: a file with more is one of something else.
+const MAX_GATES_UNKNOWN_FIELDS: usize = 64;
+/// Levels of a file of gates: no gate has a field deeper in it than four.
+const MAX_GATES_DEPTH: usize = 16;
+/// Characters of a value that stand in what is said of it.
+const MAX_SHOWN_CHARS: usize = 512;
+/// Characters of one mistake that are told.
+const MAX_PROBLEM_CHARS: usize = 4096;
+/// Mistakes that are told; of more, their number is.
+const MAX_PROBLEMS: usize = 192;
 
 /// How to listen and end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,7 +155,7 @@ impl BackendArgs {
         if let Some(dir) = &self.backend_dir
             && !dir.is_dir()
         {
-            check.problem(format!("--backend-dir must be a readable directory, and {dir:?} is not"));
+            check.problem(format!("--backend-dir must be a readable directory, and {} is not", shown_path(dir)));
         }
     }
 }
@@ -270,21 +283,24 @@ impl ServeArgs {
         let devices = list(&self.device);
         if devices.len() > MAX_GPUS || devices.iter().any(String::is_empty) {
             let text = self.device.as_deref().unwrap_or_default();
-            check.problem(format!("--device must be 1 to {MAX_GPUS} names with commas between them, not {text:?}"));
+            check.problem(format!(
+                "--device must be 1 to {MAX_GPUS} names with commas between them, not {}",
+                shown(text)
+            ));
         }
         let parts = list(&self.tensor_split);
         let tensor_split: Vec<u32> = parts.iter().filter_map(|part| part.parse().ok()).collect();
         if tensor_split.len() != parts.len() || parts.len() > MAX_GPUS {
             let text = self.tensor_split.as_deref().unwrap_or_default();
             let wanted = format!("1 to {MAX_GPUS} whole numbers with commas between them, such as 3,1");
-            check.problem(format!("--tensor-split must be {wanted}, not {text:?}"));
+            check.problem(format!("--tensor-split must be {wanted}, not {}", shown(text)));
         }
         let mode = match self.split_mode.trim().to_ascii_lowercase().as_str() {
             "none" => SplitMode::None,
             "layer" => SplitMode::Layer,
             "row" => SplitMode::Row,
             _ => {
-                check.problem(format!("--split-mode must be none, layer or row, not {:?}", self.split_mode));
+                check.problem(format!("--split-mode must be none, layer or row, not {}", shown(&self.split_mode)));
                 SplitMode::default()
             }
         };
@@ -442,7 +458,8 @@ impl ServeArgs {
     fn model_file(&self, check: &mut Check) -> PathBuf {
         match (&self.file, &self.model) {
             (Some(file), Some(model)) if file != model => {
-                check.problem(format!("two models are named, {file:?} and with --model {model:?}: one is served"));
+                let (one, other) = (shown_path(file), shown_path(model));
+                check.problem(format!("two models are named, {one} and with --model {other}: one is served"));
                 file.clone()
             }
             (file, model) => file.as_ref().or(model.as_ref()).cloned().unwrap_or_default(),

@@ -8,6 +8,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::fs;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -224,7 +225,15 @@ fn text_of(file: &Path, shown: &Path) -> Result<String, String> {
     if length > MAX_API_KEY_FILE_BYTES {
         return Err(format!("has {length} bytes, and {MAX_API_KEY_FILE_BYTES} are the most: {at}"));
     }
-    fs::read_to_string(file).map_err(|error| format!("cannot be read: {at}: {error}"))
+    let mut text = String::new();
+    let opened = gantry_gguf::open(file);
+    // It may grow while it is read.
+    let read = opened.and_then(|(file, _)| file.take(MAX_API_KEY_FILE_BYTES + 1).read_to_string(&mut text));
+    match read {
+        Ok(bytes) if bytes as u64 <= MAX_API_KEY_FILE_BYTES => Ok(text),
+        Ok(_) => Err(format!("has more than {MAX_API_KEY_FILE_BYTES} bytes, which are the most: {at}")),
+        Err(error) => Err(format!("cannot be read: {at}: {error}")),
+    }
 }
 
 /// The keys of a text, one a line.

@@ -150,6 +150,8 @@ pub const WORKER_LOG_PIECE_BYTES: usize = 64 * 1024;
 /// Log that may wait for standard error to be read, and as much again while it is written; past that, lines are lost and
 /// counted.
 pub const LOG_BACKLOG_BYTES: usize = 1024 * 1024;
+/// The longest text that is written to standard error at once, half of what may wait; of a longer one the beginning is.
+pub const MAX_LOG_TEXT_BYTES: usize = 512 * 1024;
 /// How long the end of a process waits for its log to be written.
 pub const LOG_FLUSH_LIMIT: Duration = Duration::from_secs(1);
 /// The wait before standard error is tried again, where it would block and was made not to.

@@ -19,6 +19,7 @@ use object_store::path::Path;
 use object_store::{GetResult, ObjectStore, ObjectStoreExt, RetryConfig};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
+use crate::config::shown;
 use crate::fetch::{Connector, Reach};
 use crate::limits::{
     MAX_STORED_OBJECT_BYTES, RESPONSE_SWEEP_OBJECTS, RESPONSE_SWEEP_PERIOD, STORE_LIMIT, STORE_RETRIES,
@@ -54,7 +55,7 @@ impl StorePlace {
     /// # Errors
     /// What it must be.
     pub fn parse(url: &str) -> Result<Self, String> {
-        let wrong = || format!("must be file:///DIRECTORY or s3://BUCKET/PREFIX, not {url:?}");
+        let wrong = || format!("must be file:///DIRECTORY or s3://BUCKET/PREFIX, not {}", shown(url));
         if let Some(path) = url.strip_prefix("file://").filter(|path| path.starts_with('/')) {
             return Ok(Self::Directory(PathBuf::from(path)));
         }

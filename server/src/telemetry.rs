@@ -5,6 +5,7 @@
 //! into a buffer of [`LOG_BACKLOG_BYTES`] that a thread empties ([`Backlog`]); what finds it full is lost, counted, and
 //! told of as soon as there is room again.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::panic;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 use tracing_subscriber::EnvFilter;
 
 use crate::console;
-use crate::limits::{LOG_BACKLOG_BYTES, LOG_FLUSH_LIMIT, LOG_RETRY};
+use crate::limits::{LOG_BACKLOG_BYTES, LOG_FLUSH_LIMIT, LOG_RETRY, MAX_LOG_TEXT_BYTES};
 
 /// What waits to be written to this process's standard error.
 static STDERR: LazyLock<Backlog> = LazyLock::new(|| {
@@ -58,7 +59,18 @@ pub fn write_lines(lines: &[u8]) {
 
 /// Writes to standard error what is no record of the log, without ever waiting for it.
 pub fn write_text(text: &[u8]) {
-    STDERR.push(text);
+    STDERR.push(&bounded(text));
+}
+
+/// A text that has room among what waits: the beginning of a longer one, and how much is not told.
+fn bounded(text: &[u8]) -> Cow<'_, [u8]> {
+    if text.len() <= MAX_LOG_TEXT_BYTES {
+        return Cow::Borrowed(text);
+    }
+    // At the beginning of a character, in what is UTF-8.
+    let end = (0..=MAX_LOG_TEXT_BYTES).rev().find(|&at| text[at] & 0xC0 != 0x80).unwrap_or(MAX_LOG_TEXT_BYTES);
+    let left_out = format!("…\n{} bytes more are left out\n", text.len() - end);
+    Cow::Owned([&text[..end], left_out.as_bytes()].concat())
 }
 
 /// Waits until what was logged is written, but no longer than [`LOG_FLUSH_LIMIT`].
@@ -223,6 +235,15 @@ mod tests {
         assert_eq!(text, "last\n");
         backlog.flush(Duration::from_secs(60));
         assert!(backlog.lock().waiting.is_empty());
+    }
+
+    #[test]
+    fn of_a_text_without_room_the_beginning_is_written() {
+        assert_eq!(&*bounded(b"short\n"), b"short\n");
+        let long = "é".repeat(LOG_BACKLOG_BYTES);
+        let written = String::from_utf8(bounded(long.as_bytes()).into_owned()).unwrap();
+        assert!(written.len() < LOG_BACKLOG_BYTES && written.starts_with("éé"), "{}", written.len());
+        assert!(written.ends_with("é…\n1572864 bytes more are left out\n"), "{}", &written[written.len() - 60..]);
     }
 
     #[test]

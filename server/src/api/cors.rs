@@ -8,6 +8,8 @@ use std::time::Duration;
 use axum::http::{HeaderName, HeaderValue, Method, Uri, header};
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
+use crate::config::shown;
+
 /// How long a browser may go by what a preflight told it.
 const PREFLIGHT_MAX_AGE: Duration = Duration::from_secs(600);
 /// What scripts may read of an answer, beside what they always may.
@@ -64,7 +66,8 @@ impl Origins {
 fn parse(origin: &str) -> Result<HeaderValue, String> {
     let wrong = || {
         format!(
-            "{origin:?} is no origin: a scheme and a host, with a port where it is not the scheme's, and nothing behind it"
+            "{} is no origin: a scheme and a host, with a port where it is not the scheme's, and nothing behind it",
+            shown(origin)
         )
     };
     let uri: Uri = origin.parse().map_err(|_| wrong())?;
@@ -90,18 +93,12 @@ mod tests {
         let these = ["https://chat.example.com", "http://localhost:3000", "app://tool"];
         assert_eq!(parse(&these), Ok(Origins::These(these.map(HeaderValue::from_static).to_vec())));
         assert_eq!(parse(&["HTTPS://Chat.example"]), parse(&["https://chat.example"]));
-        for wrong in [
-            "chat.example.com",
-            "https://a/",
-            "https://a/b",
-            "https://a?b",
-            "https://me@a",
-            "*.example.com",
-            "http://a b",
-        ] {
+        for wrong in ["chat.example.com", "https://a/", "https://a/b", "https://a?b", "*.example.com", "http://a b"] {
             let told = parse(&[wrong, "*"]).unwrap_err();
             assert!(told.contains(wrong), "{told}");
         }
+        let told = parse(&["https://me:hush@a"]).unwrap_err();
+        assert!(told.contains("\"https://***@a\"") && !told.contains("hush"), "{told}");
         assert!(parse(&["https://a", "*"]).is_err(), "all of them is said alone");
     }
 }

@@ -13,13 +13,15 @@ use gantry_crds::inference_service::{
 use gantry_crds::runtime::{MAX_CONTEXT_SIZE, MAX_PARALLEL, MIN_CONTEXT_SIZE};
 use gantry_crds::scalars::AutoOr;
 use gantry_engine::CacheType;
+use granit_parser::{Event, Parser};
 use serde::de::DeserializeOwned;
 
 use super::args::{CacheArgs, CheckArgs};
 use super::check::{Check, Problems};
+use super::shown::{shown_name, shown_path};
 use super::{
-    Environment, MAX_GATES_FILE_BYTES, MAX_MEMORY_LIMIT_MIB, MAX_PROMPTS_FILE_BYTES, MIN_MEMORY_LIMIT_MIB,
-    RemoteModels, template,
+    Environment, MAX_GATES_DEPTH, MAX_GATES_FILE_BYTES, MAX_GATES_UNKNOWN_FIELDS, MAX_MEMORY_LIMIT_MIB,
+    MAX_PROMPTS_FILE_BYTES, MIN_MEMORY_LIMIT_MIB, MIN_REQUEST_TOKENS, RemoteModels, template,
 };
 use crate::gates::{prompts, runtime_settings};
 use crate::limits::MAX_WORKERS;
@@ -51,7 +53,7 @@ pub struct CheckSettings {
 /// A model that a flag names.
 #[derive(Clone, Debug)]
 pub struct NamedModel {
-    /// As it was named.
+    /// As it was named, an address as it may be shown.
     pub named: PathBuf,
     /// Its file on this machine, unless it is named by an address.
     pub path: PathBuf,
@@ -63,6 +65,8 @@ impl NamedModel {
     fn of(check: &mut Check, cache: &CacheArgs, flag: &str, named: PathBuf) -> Self {
         let mut path = named.clone();
         let remote = cache.models(check, Some(Environment::OWN), (flag, &mut path), None);
+        // Without what is secret in an address.
+        let named = remote.model.as_ref().map_or(named, |model| PathBuf::from(model.source.to_string()));
         Self { named, path, remote }
     }
 }
@@ -116,6 +120,14 @@ impl CheckArgs {
             embeddings: self.embeddings.then(EmbeddingsSpec::default),
             ..RuntimeSpec::default()
         };
+        // As the API server has it.
+        let least = runtime.parallel.saturating_mul(MIN_REQUEST_TOKENS);
+        if runtime.context_size < least {
+            check.problem(format!(
+                "--ctx-size must be at least {least}, {MIN_REQUEST_TOKENS} tokens for each of --parallel {}, and is {}",
+                runtime.parallel, runtime.context_size
+            ));
+        }
         let settings = runtime_settings(&runtime, Scheduling::default(), false);
         if check.found_none()
             && let Err(error) = settings.shares(Processors::here(), 0)
@@ -133,7 +145,8 @@ impl CheckArgs {
             (Some(gates), None) => {
                 if self.prompts.is_some() && check.found_none() {
                     check.problem(format!(
-                        "--prompts must be left out, or {gates:?} must ask for golden prompts: prompts: {{configMapRef: {{name: NAME}}}}"
+                        "--prompts must be left out, or {} must ask for golden prompts: prompts: {{configMapRef: {{name: NAME}}}}",
+                        shown_path(gates)
                     ));
                 }
                 return None;
@@ -143,14 +156,15 @@ impl CheckArgs {
             if let (Some(gates), Some(gate)) = (&self.gates, &gates.prompts) {
                 let name = &gate.config_map_ref.name;
                 check.problem(format!(
-                    "--prompts must name a file with what ConfigMap {name} has at prompts.jsonl: {gates:?} asks for golden prompts"
+                    "--prompts must name a file with what ConfigMap {name} has at prompts.jsonl: {} asks for golden prompts",
+                    shown_path(gates)
                 ));
             }
             return None;
         };
         let text = check.text_file("prompts", file, MAX_PROMPTS_FILE_BYTES, "a file of golden prompts")?;
         if let Err(error) = prompts::parse(&text) {
-            check.problem(format!("--prompts {file:?} cannot be used: {error}"));
+            check.problem(format!("--prompts {} cannot be used: {error}", shown_path(file)));
         }
         Some(prompts::Job { min_pass, origin: file.display().to_string(), text })
     }
@@ -161,27 +175,51 @@ fn gates_of(check: &mut Check, file: &Path) -> GatesSpec {
     let Some(text) = check.text_file("gates", file, MAX_GATES_FILE_BYTES, "a file of gates") else {
         return GatesSpec::default();
     };
+    let shown_file = shown_path(file);
     let (gates, unknown) = match parsed::<GatesSpec>(&text) {
         Ok(parsed) => parsed,
         Err(error) => {
-            check.problem(format!("--gates {file:?} cannot be read: {error}"));
+            check.problem(format!("--gates {shown_file} cannot be read: {error}"));
             return GatesSpec::default();
         }
     };
-    for path in unknown {
+    for path in unknown.iter().take(MAX_GATES_UNKNOWN_FIELDS) {
+        let path = shown_name(path);
         check.problem(format!(
-            "--gates {file:?}: {path} is no field of spec.rollout.gates; the file is what stands below that: memory, prompts, drift, \
+            "--gates {shown_file}: {path} is no field of spec.rollout.gates; the file is what stands below that: memory, prompts, drift, \
              performance, shadow"
         ));
     }
+    if let more @ 1.. = unknown.len().saturating_sub(MAX_GATES_UNKNOWN_FIELDS) {
+        check.problem(format!("--gates {shown_file}: {more} more of its fields are none, and are not told"));
+    }
     for problem in gates.problems() {
-        check.problem(format!("--gates {file:?}: {problem}"));
+        check.problem(format!("--gates {shown_file}: {problem}"));
     }
     gates
 }
 
+/// Refuses a text with more levels than are of use before it is read whole, which takes time with their square.
+fn bounded(text: &str) -> Result<(), String> {
+    let mut depth = 0_usize;
+    for next in Parser::new_from_str(text) {
+        let (event, span) = next.map_err(|error| error.to_string())?;
+        match event {
+            Event::SequenceStart(..) | Event::MappingStart(..) => depth += 1,
+            Event::SequenceEnd | Event::MappingEnd => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > MAX_GATES_DEPTH {
+            let line = span.start.line();
+            return Err(format!("line {line}: it is nested deeper than {MAX_GATES_DEPTH} levels, which no gate is"));
+        }
+    }
+    Ok(())
+}
+
 /// A value in YAML, which JSON is, too, and the paths of the fields in it that this release does not know.
 fn parsed<T: DeserializeOwned + Default>(text: &str) -> Result<(T, Vec<String>), String> {
+    bounded(text)?;
     // As a whole first, which finds keys that stand twice.
     let value: serde_yaml::Value = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
     if value.is_null() {
@@ -200,6 +238,8 @@ fn parsed<T: DeserializeOwned + Default>(text: &str) -> Result<(T, Vec<String>),
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     fn told(text: &str) -> Vec<String> {
@@ -213,7 +253,13 @@ mod tests {
 
     #[test]
     fn gates_are_read_as_a_service_has_them() {
-        for right in ["", "{}", "drift: {}", "memory: {headroom: 10%}\ndrift: {minAgreement: 95%, maxKl: \"0.1\"}"] {
+        for right in [
+            "",
+            "{}",
+            "drift: {}",
+            "memory: {headroom: 10%}\ndrift: {minAgreement: 95%, maxKl: \"0.1\"}",
+            "{\n\t\"drift\": {}\n}",
+        ] {
             assert_eq!(told(right), Vec::<String>::new(), "{right}");
         }
         let (gates, _) =
@@ -246,9 +292,19 @@ mod tests {
             ("shadow: {samplePercent: 5, duration: long}", "spec.rollout.gates.shadow.duration: "),
             ("prompts: {configMapRef: {name: A_B}}", "\"A_B\" is no name of an object"),
             ("prompts: {}", "prompts: missing field `configMapRef`"),
+            ("\"\\e[31mred\\n\": 1", r"\u{1b}[31mred\n is no field"),
+            (&format!("drift: {{minAgreement: {}}}", "9".repeat(60_000)), "drift.minAgreement: "),
+            (&"[".repeat(60_000), "cannot be read: "),
+            (&format!("drift:{}", " {a:".repeat(15_000)), "line 1: it is nested deeper than 16 levels"),
         ] {
+            let began = Instant::now();
             let problems = told(wrong);
-            assert!(problems.len() == 1 && problems[0].contains(says), "{wrong}: {problems:?}");
+            assert!(began.elapsed() < Duration::from_secs(1), "{wrong:.200} took {:?}", began.elapsed());
+            assert!(problems.len() == 1 && problems[0].contains(says), "{wrong:.200}: {problems:?}");
         }
+        let many: String = (0..6900).map(|n| format!("k{n}: 1\n")).collect();
+        let problems = told(&many);
+        assert_eq!(problems.len(), MAX_GATES_UNKNOWN_FIELDS + 1);
+        assert!(problems[MAX_GATES_UNKNOWN_FIELDS].ends_with("6836 more of its fields are none, and are not told"));
     }
 }

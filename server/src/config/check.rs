@@ -1,7 +1,6 @@
 //! What is wrong with the values of flags, all of it at once.
 
 use std::fmt::{self, Display};
-use std::fs::File;
 use std::io::{ErrorKind, Read as _};
 use std::path::Path;
 use std::str::FromStr;
@@ -9,8 +8,9 @@ use std::str::FromStr;
 use clap::{Arg, CommandFactory};
 use gantry_engine::{ALL_LAYERS, CacheType, KvLayout, Pooling};
 
-use super::Cli;
 use super::setting::{Origin, Setting};
+use super::shown::{shown, shown_path, told};
+use super::{Cli, MAX_PROBLEMS};
 use crate::version::DispatchStrategy;
 
 /// The most layers that a flag may ask for.
@@ -23,10 +23,13 @@ pub struct Problems(pub(super) Vec<String>);
 impl Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "invalid settings:")?;
-        for problem in &self.0 {
-            writeln!(f, "  {problem}")?;
+        for problem in self.0.iter().take(MAX_PROBLEMS) {
+            writeln!(f, "  {}", told(problem))?;
         }
-        Ok(())
+        match self.0.len().saturating_sub(MAX_PROBLEMS) {
+            0 => Ok(()),
+            more => writeln!(f, "  and {more} more, which are not told"),
+        }
     }
 }
 
@@ -89,7 +92,10 @@ impl Check {
             Ok(number) if low <= number && number <= high => number,
             _ => {
                 let unit = unit_of(flag);
-                self.problem(format!("--{flag} must be a whole number from {low} to {high}{unit}, not {text:?}"));
+                self.problem(format!(
+                    "--{flag} must be a whole number from {low} to {high}{unit}, not {}",
+                    shown(text)
+                ));
                 low
             }
         }
@@ -103,7 +109,7 @@ impl Check {
                 Ok(number) if (low..=high).contains(&number) => Some(number),
                 _ => {
                     let range = format!("-1 or a whole number from {low} to {high}{}", unit_of(flag));
-                    self.problem(format!("--{flag} must be {range}, not {text:?}"));
+                    self.problem(format!("--{flag} must be {range}, not {}", shown(text)));
                     None
                 }
             },
@@ -121,7 +127,7 @@ impl Check {
             "q8_0" => CacheType::Q8_0,
             "q4_0" => CacheType::Q4_0,
             _ => {
-                self.problem(format!("--{flag} must be f16, q8_0 or q4_0, not {text:?}"));
+                self.problem(format!("--{flag} must be f16, q8_0 or q4_0, not {}", shown(text)));
                 CacheType::F16
             }
         }
@@ -130,7 +136,7 @@ impl Check {
     pub(super) fn dispatch(&mut self, flag: &str, text: &str) -> DispatchStrategy {
         text.trim().to_ascii_lowercase().parse().unwrap_or_else(|()| {
             let names = "round-robin, least-loaded, memory-aware or prefix-aware";
-            self.problem(format!("--{flag} must be {names}, not {text:?}"));
+            self.problem(format!("--{flag} must be {names}, not {}", shown(text)));
             DispatchStrategy::default()
         })
     }
@@ -141,7 +147,7 @@ impl Check {
             "split" => KvLayout::Split,
             "unified" => KvLayout::Unified,
             _ => {
-                self.problem(format!("--{flag} must be auto, split or unified, not {text:?}"));
+                self.problem(format!("--{flag} must be auto, split or unified, not {}", shown(text)));
                 KvLayout::Auto
             }
         }
@@ -150,7 +156,7 @@ impl Check {
     pub(super) fn pooling(&mut self, flag: &str, text: &str) -> Option<Pooling> {
         let found = Pooling::ALL.into_iter().find(|pooling| pooling.as_str() == text.trim().to_ascii_lowercase());
         if found.is_none() {
-            self.problem(format!("--{flag} must be mean, cls, last or rank, not {text:?}"));
+            self.problem(format!("--{flag} must be mean, cls, last or rank, not {}", shown(text)));
         }
         found
     }
@@ -162,12 +168,12 @@ impl Check {
             Ok(found) if found.is_dir() => "is a directory: name the file in it".to_owned(),
             Ok(_) => "is a pipe, a device or a socket".to_owned(),
             Err(error) if error.kind() == ErrorKind::NotFound => match path.read_link() {
-                Ok(target) => format!("is a link to {target:?}, which is not there"),
+                Ok(target) => format!("is a link to {}, which is not there", shown_path(&target)),
                 Err(_) => "is not there".to_owned(),
             },
             Err(error) => format!("cannot be looked at: {error}"),
         };
-        self.problem(format!("--{flag} must be a readable file, and {path:?} {why}"));
+        self.problem(format!("--{flag} must be a readable file, and {} {why}", shown_path(path)));
         false
     }
 
@@ -179,20 +185,24 @@ impl Check {
         let most = format!("{what} of at most {most_bytes} bytes");
         let bytes = path.metadata().map_or(0, |metadata| metadata.len());
         if bytes > most_bytes as u64 {
-            self.problem(format!("--{flag} must be {most}, and {path:?} has {bytes}"));
+            self.problem(format!("--{flag} must be {most}, and {} has {bytes}", shown_path(path)));
             return None;
         }
         let mut text = String::new();
         // It may grow while it is read.
-        let read = File::open(path).and_then(|file| file.take(most_bytes as u64 + 1).read_to_string(&mut text));
+        let read = gantry_gguf::open(path);
+        let read = read.and_then(|(file, _)| file.take(most_bytes as u64 + 1).read_to_string(&mut text));
         match read {
             Ok(bytes) if bytes <= most_bytes => Some(text),
             Ok(_) => {
-                self.problem(format!("--{flag} must be {most}, and {path:?} has more"));
+                self.problem(format!("--{flag} must be {most}, and {} has more", shown_path(path)));
                 None
             }
             Err(error) => {
-                self.problem(format!("--{flag} must be a readable file of text, and {path:?} is not: {error}"));
+                self.problem(format!(
+                    "--{flag} must be a readable file of text, and {} is not: {error}",
+                    shown_path(path)
+                ));
                 None
             }
         }
@@ -200,7 +210,10 @@ impl Check {
 
     pub(super) fn name(&mut self, flag: &str, text: &str) {
         if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
-            self.problem(format!("--{flag} must be 1 to 256 characters without control characters, not {text:?}"));
+            self.problem(format!(
+                "--{flag} must be 1 to 256 characters without control characters, not {}",
+                shown(text)
+            ));
         }
     }
 

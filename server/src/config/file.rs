@@ -13,6 +13,7 @@ use granit_parser::{Event, Marker, Parser, ScalarStyle, StrInput};
 
 use super::check::Check;
 use super::line::{self, CONFIG};
+use super::shown::{shown, shown_name};
 use super::{MAX_CONFIG_BYTES, MAX_CONFIG_PROBLEMS, habits};
 
 /// What stands for a value that is not shown.
@@ -131,7 +132,8 @@ impl Reader<'_> {
             };
             let place = self.place(span.start);
             if let Some(tag) = event.tag() {
-                let what = format!("the tag {} must be left out: a value's flag says what it is", tag.original());
+                let what =
+                    format!("the tag {} must be left out: a value's flag says what it is", shown_name(&tag.original()));
                 self.problem(&place, what)?;
             }
             let node = match event {
@@ -286,10 +288,19 @@ impl Reader<'_> {
             }
             Some(argument) => Ok(argument.clone()),
             None => {
-                let mut why = format!("{} is no setting of this server", key.escape_debug());
-                if let Some(instead) = habits::said_of(&name) {
+                let mut why = format!("{} is no setting of this server", shown_name(key));
+                let short = format!("-{key}");
+                let of_short = self.arguments.iter().find(|argument| line::is_named(argument, &short));
+                let long = match key {
+                    // As the usage calls it, which has no flag.
+                    "file" => Some(line::MODEL),
+                    _ => of_short.and_then(Arg::get_long),
+                };
+                if let Some(instead) = habits::said_of(&name).or_else(|| habits::said_of(&short)) {
                     why.push_str(&format!(": {instead}"));
-                } else if let Some((similar, _)) = line::most_like(&name) {
+                } else if let Some(long) = long {
+                    why.push_str(&format!(": did you mean {long}?"));
+                } else if let Some((similar, _)) = line::most_like(&name, line::SERVE) {
                     why.push_str(&format!(": did you mean {}?", similar.trim_start_matches('-')));
                     why.push_str(
                         &habits::said_of(&similar).map(|instead| format!(" Instead: {instead}.")).unwrap_or_default(),
@@ -308,7 +319,7 @@ fn refused(argument: &Arg, value: &str) -> Option<String> {
     let refused = clap::Command::new("value").no_binary_name(true).arg(alone.long("value"));
     refused.try_get_matches_from([format!("--value={value}")]).err()?;
     Some(match argument.get_action() {
-        ArgAction::SetTrue => format!("must be true or false, not {value:?}"),
+        ArgAction::SetTrue => format!("must be true or false, not {}", shown(value)),
         _ => String::from("may not be empty"),
     })
 }

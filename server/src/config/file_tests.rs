@@ -159,6 +159,37 @@ cors-origins: []
 }
 
 #[test]
+fn a_name_that_is_none_has_advice_only_where_one_is_like_it() {
+    for (key, advice) in [
+        ("m", ": did you mean model?"),
+        ("np", ": parallel says it"),
+        ("c", ": did you mean ctx-size?"),
+        ("a", ": did you mean alias?"),
+        ("file", ": did you mean model?"),
+        ("tempreture", ": did you mean temperature? Instead: "),
+        ("\"\"", ""),
+        ("x", ""),
+        ("zz", ""),
+        ("reference", ""),
+    ] {
+        let told = told(format!("{key}: 1"));
+        let shown = key.trim_matches('"');
+        let wanted = format!("1:1: {shown} is no setting of this server{advice}");
+        assert!(told.len() == 1 && told[0].starts_with(&wanted), "{wanted}: {told:?}");
+        assert!(!advice.is_empty() || told[0] == wanted, "{told:?}");
+    }
+}
+
+#[test]
+fn of_long_values_and_many_mistakes_the_beginning_is_told() {
+    let long = told(format!("port: {}", "9".repeat(1_100_000)));
+    assert!(long.len() == 1 && long[0].len() < 1000 && long[0].ends_with("9…\""), "{}", long[0].len());
+    let many = Problems((0..700_000).map(|n| format!("--x {n} \u{1b}[31m")).collect()).to_string();
+    assert!(many.len() < 10_000 && !many.contains('\u{1b}'), "{}", many.len());
+    assert!(many.ends_with(&format!("  and {} more, which are not told\n", 700_000 - MAX_PROBLEMS)));
+}
+
+#[test]
 fn what_is_no_file_of_settings_is_refused_at_once() {
     let keys: String = (0..200_000).map(|n| format!("k{n}: 1\n")).collect();
     let bomb = format!("a: &a [x, x]\n{}", (0..60).map(|n| format!("b{n}: [*a, *a, *a]\n")).collect::<String>());

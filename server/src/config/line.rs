@@ -17,13 +17,14 @@ use super::args::MOST_USED;
 use super::file::SettingsFile;
 use super::habits::{self, Translated, Variables};
 use super::setting::{Origin, Setting};
+use super::shown::{shown, shown_name};
 use super::{Cli, Command, ConfigArgs, ConfigCommand, Problems, ServeArgs};
 
 pub(super) const SERVE: &str = "serve";
 /// The words that ask what `serve` would have.
 const SHOW: [&str; 2] = ["config", "show"];
 /// The flag that names the model of `serve`, and the argument that does so without one.
-const MODEL: &str = "model";
+pub(super) const MODEL: &str = "model";
 const FILE: &str = "file";
 /// The flag that names a file of settings.
 pub(super) const CONFIG: &str = "config";
@@ -36,8 +37,10 @@ const TEST_PREFIX: &str = "GANTRY_TEST_";
 /// How like a variable a name must be for it to be meant, from 0 to 1, by the measure of Jaro and Winkler: what begins with the same
 /// seven letters is like it for that alone.
 const MIN_VARIABLE_LIKENESS: f64 = 0.96;
-/// How like a flag a name must be for the flag to be meant, from 0 to 1, by Jaro's measure.
+/// How like a flag a name must be for the flag to be meant, from 0 to 1, by Jaro's measure, both without dashes before them.
 const MIN_LIKENESS: f64 = 0.8;
+/// The fewest characters of a name that may be a flag spelt wrong: a shorter one is like many.
+const MIN_LIKENESS_CHARS: usize = 3;
 
 /// A command line that is understood.
 #[derive(Debug)]
@@ -352,34 +355,41 @@ fn not_known(error: &clap::Error, words: &[OsString]) -> Option<(usize, usize, S
     let word = words.get(at)?.to_string_lossy();
     let name = word.split_once('=').map_or(&*word, |(name, _)| name);
     if !name.starts_with('-') {
+        let name = shown_name(name);
         return Some((at, 1, format!("'{name}': nothing more is expected after what stands before it")));
     }
+    let shown = shown_name(name);
     let has_value = |argument: &Arg| argument.get_action().takes_values();
     let next_is_value = word == name && words.get(at + 1).is_some_and(|next| habits::can_only_be_a_value(next));
     let command = words.get(1)?.to_str()?;
     if let Some(argument) = arguments(SERVE).into_iter().find(|argument| is_named(argument, name)) {
         let count = if has_value(&argument) && word == name { 2 } else { 1 };
-        let what = format!("'{name}' is for `serve`; leave it out for `{command}`");
+        let what = format!("'{shown}' is for `serve`; leave it out for `{command}`");
         return Some((at, count.min(words.len() - at), what));
     }
     let count = if next_is_value { 2 } else { 1 };
-    let mut what = format!("'{name}' is not a flag of this server");
-    if let Some((similar, instead)) = most_like(name) {
+    let mut what = format!("'{shown}' is not a flag of this server");
+    if let Some((similar, instead)) = most_like(name, command) {
         what.push_str(&format!(": did you mean '{similar}'?"));
         what.push_str(&instead.map(|instead| format!(" Instead: {instead}.")).unwrap_or_default());
     }
     Some((at, count, what))
 }
 
-/// The flag of `serve` that a name is most like, be it this server's or llama-server's, with what to do instead of the latter.
-pub(super) fn most_like(name: &str) -> Option<(String, Option<&'static str>)> {
-    let own = arguments(SERVE).into_iter().flat_map(|argument| {
+/// The flag of a command that a name is most like: of `serve` llama-server's, too, with what to do instead of it.
+pub(super) fn most_like(name: &str, command: &str) -> Option<(String, Option<&'static str>)> {
+    let name = name.trim_start_matches('-');
+    if name.chars().count() < MIN_LIKENESS_CHARS {
+        return None;
+    }
+    let own = arguments(command).into_iter().flat_map(|argument| {
         let others = argument.get_visible_aliases().unwrap_or_default();
         argument.get_long().into_iter().chain(others).map(|long| (format!("--{long}"), None)).collect::<Vec<_>>()
     });
-    let others = habits::long_names().map(|(name, instead)| (name.to_owned(), instead));
-    let likeness = |known: &str| strsim::jaro(name, known);
-    let likely = own.chain(others).filter(|(known, _)| likeness(known) >= MIN_LIKENESS);
+    let others = habits::long_names().filter(|_| command == SERVE).map(|(name, instead)| (name.to_owned(), instead));
+    let likeness = |known: &str| strsim::jaro(name, known.trim_start_matches('-'));
+    // Of two that are as like it this server's own goes before.
+    let likely = others.chain(own).filter(|(known, _)| likeness(known) >= MIN_LIKENESS);
     likely.max_by(|(one, _), (other, _)| likeness(one).total_cmp(&likeness(other)))
 }
 
@@ -418,7 +428,8 @@ fn in_words(error: clap::Error, words: &[OsString], read: &Read) -> clap::Error 
         };
         let meant = habits::instead_of(wrong).map(|instead| format!(" Instead: {instead}.")).or(meant);
         let message = format!(
-            "'{wrong}' is no command, and there is no such file to serve; the commands are {}.{}",
+            "'{}' is no command, and there is no such file to serve; the commands are {}.{}",
+            shown_name(wrong),
             commands(),
             meant.unwrap_or_default()
         );
@@ -434,7 +445,7 @@ fn in_words(error: clap::Error, words: &[OsString], read: &Read) -> clap::Error 
     match (read.of(&argument), error.get(ContextKind::InvalidValue)) {
         (Some(variable), Some(ContextValue::String(value))) if !on_the_line => {
             let why = if value.is_empty() { "it is empty" } else { "true or false is expected" };
-            let message = format!("{variable}, which stands for {name}, may not be {value:?}: {why}");
+            let message = format!("{variable}, which stands for {name}, may not be {}: {why}", shown(value));
             command(read).error(error.kind(), message)
         }
         // The parser says which value is wrong, and of an empty one nothing more.

@@ -449,8 +449,63 @@ fn a_model_is_named_by_a_flag_or_without() {
 
 #[test]
 fn a_flag_that_is_spelt_wrong_is_told_the_right_one() {
-    let error = read(&["serve", "m.gguf", "--paralel", "4"]).unwrap_err();
-    assert!(error.contains("'--paralel'") && error.contains("'--parallel'"), "{error}");
+    for (line, told) in [
+        (&["serve", "m.gguf", "--paralel", "4"][..], &["'--paralel'", "'--parallel'"][..]),
+        // Of the command at hand.
+        (&["check", "x", "--gate", "x", "--refernce", "y"], &["mean '--gates'?\n", "mean '--reference'?\n"]),
+        (&["validate", "x", "--header-olny"], &["mean '--header-only'?"]),
+        (&["check", "x", "--temprature", "1"], &["'--temprature' is not a flag of this server\n"]),
+        (&["check", "x", "--zz", "1"], &["'--zz' is not a flag of this server\n"]),
+        (&["m.gguf", "--temprature", "1"], &["mean '--temperature'? Instead: "]),
+    ] {
+        let error = read(line).unwrap_err();
+        for part in told {
+            assert!(error.contains(part), "{line:?}: {part:?} is not in {error}");
+        }
+    }
+}
+
+#[test]
+fn no_secret_of_an_address_is_told() {
+    for args in [
+        ["--response-store", "s3://AK:HUSH@b/x"],
+        ["--response-store", "s3://AK:HU/SH@b/x"],
+        ["--response-store", "https://AK:HUSH@b"],
+        ["--cors-origins", "https://me:HUSH@a"],
+        ["--model-draft", "https://me:HUSH@"],
+        ["--model-draft", "s3://me:HUSH@"],
+        ["--model", "https://me:HUSH@h/m.gguf"],
+        ["--chat-template-file", "https://me:HUSH@h/t"],
+    ] {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        let Ok(Command::Serve(args)) = read(&[&["serve", file][..], &args].concat()) else { panic!("{args:?}") };
+        let told = args.settings().unwrap_err().to_string();
+        assert!(!told.contains("HU"), "{told}");
+    }
+}
+
+#[test]
+fn an_address_that_check_is_given_is_named_without_its_secrets() {
+    let args = ["check", "https://me:HUSH@h/a.gguf?sig=HUSH", "--reference", "https://me:HUSH@h/b.gguf"];
+    let Ok(Command::Check(args)) = read(&[&args[..], &["--cache-dir", "/tmp/x"]].concat()) else { panic!() };
+    let settings = args.settings().unwrap();
+    assert_eq!(settings.candidate.named.to_str(), Some("https://h/a.gguf"));
+    assert_eq!(settings.reference.unwrap().named.to_str(), Some("https://h/b.gguf"));
+}
+
+#[test]
+fn check_asks_for_as_much_context_as_a_service_must_have() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    let settings = |ctx_size| match read(&["check", file, "--parallel", "255", "--ctx-size", ctx_size]) {
+        Ok(Command::Check(args)) => args.settings(),
+        other => panic!("{other:?}"),
+    };
+    assert!(settings("4080").is_ok());
+    let told = settings("4079").unwrap_err().to_string();
+    assert!(
+        told.contains("--ctx-size must be at least 4080, 16 tokens for each of --parallel 255, and is 4079"),
+        "{told}"
+    );
 }
 
 #[test]

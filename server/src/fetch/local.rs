@@ -1,6 +1,5 @@
 //! Files of this machine: what they hold may change, what the cache holds may not, so they are copied.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +27,7 @@ pub(super) async fn copy(
 ) -> download::Ended {
     let path = from.to_owned();
     let opened = blocking(move || {
-        let opened = open_source(&path).and_then(|(file, total)| partial.restart().map(|()| (file, total)));
+        let opened = gantry_gguf::open(&path).and_then(|(file, total)| partial.restart().map(|()| (file, total)));
         let roomy = opened.map(|(file, total)| grant.grow(total, total).map(|_| (grant, file, total)));
         (partial, roomy)
     });
@@ -67,18 +66,8 @@ pub(super) async fn copy(
     }
 }
 
-pub(super) fn open_source(path: &Path) -> io::Result<(File, u64)> {
-    // Asked before opening: opening a pipe would wait for its other end.
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
-    }
-    let file = File::open(path)?;
-    let total = file.metadata()?.len();
-    Ok((file, total))
-}
-
 pub(super) fn peek_file(path: &Path, bytes: u64) -> io::Result<Peek> {
-    let (file, total) = open_source(path)?;
+    let (file, total) = gantry_gguf::open(path)?;
     let mut prefix = Vec::new();
     file.take(bytes).read_to_end(&mut prefix)?;
     Ok(Peek { prefix, total })

@@ -147,10 +147,10 @@ pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Hashes a file from its start.
+/// Hashes a file from its start, if it is a regular one: of a pipe or a device there may be no end.
 pub(super) fn hash_file(path: &Path) -> io::Result<Digest> {
     let mut hasher = Sha256::new();
-    hash_into(&mut File::open(path)?, &mut hasher)?;
+    hash_into(&mut gantry_gguf::open(path)?.0, &mut hasher)?;
     Ok(Digest::from(<[u8; 32]>::from(hasher.finalize())))
 }
 

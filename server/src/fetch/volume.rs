@@ -22,7 +22,6 @@ use tokio_util::sync::CancellationToken;
 use super::digest::Digest;
 use super::error::FetchError;
 use super::limits::FILE_BUFFER_BYTES;
-use super::local;
 use super::magic::Magic;
 use super::partial::hash_file;
 use super::progress::{FetchProgress, Meter};
@@ -83,7 +82,7 @@ impl VolumeFile {
         cancel: &CancellationToken,
     ) -> Result<FileStamp, FetchError> {
         let unreadable = |error: io::Error| self.unreadable(&error);
-        let (mut file, total) = local::open_source(path).map_err(unreadable)?;
+        let (mut file, total) = gantry_gguf::open(path).map_err(unreadable)?;
         let before = FileStamp::of(path, Some(digest.into()), &file.metadata().map_err(unreadable)?);
         let mut meter = Meter::new(progress, 0, Some(total), Instant::now());
         let (mut hasher, mut magic, mut bytes) = (Sha256::new(), Magic::from(0), 0);

@@ -19,7 +19,9 @@ use gantry_gguf::fit::{FitInput, MemoryEstimate, estimate, verdict};
 use gantry_gguf::{GgmlType, Summary};
 
 pub use self::limit::check_limit;
+#[cfg(test)]
 pub(super) use self::verdict::judge;
+pub(super) use self::verdict::{LimitOf, judge_of};
 use super::report::quantity;
 use crate::front::FrontLimits;
 use crate::limits::{TRIAL_GPU_BYTES, TRIAL_HEADROOM_MIN_BYTES};

@@ -41,7 +41,7 @@ use crate::processors::Processors;
 use crate::version::{DraftSettings, RuntimeSettings, Scheduling, Trial, Version, VersionSpec, WorkerConfig};
 use file::FileError;
 use limits::{OBJECT_RETRY_MAX, OBJECT_RETRY_MIN};
-use memory::{GpuUnfit, PodMemory};
+use memory::{GpuUnfit, LimitOf, PodMemory};
 use objects::{NotThere, Objects};
 use refusals::{format_refusal, load_refusal};
 use report::quantity;
@@ -116,8 +116,8 @@ pub struct Job {
     pub shadow: Option<shadow::Job>,
     /// Share of the memory that stays free.
     pub headroom_ratio: f64,
-    /// A bound on what the pod may use and what of it is left, where it is judged for another pod than this one.
-    pub memory_bound: Option<PodMemory>,
+    /// What of memory it is judged for, where that is not the pod that this is.
+    pub memory_bound: Option<MemoryBound>,
     /// How its requests wait and are spread.
     pub scheduling: Scheduling,
     /// Whether the pod has a GPU.
@@ -130,6 +130,15 @@ pub struct Job {
     /// How long a source or an object that is away is waited for before that is a refusal; `None` for as long as the
     /// caller waits.
     pub patience: Option<Duration>,
+}
+
+/// What memory a version is checked for that no pod runs.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryBound {
+    /// What the pod may use and what of it is left; `None`: as this machine has it.
+    pub pod: Option<PodMemory>,
+    /// What a version takes that is to be loaded beside it; 0: none is.
+    pub next_bytes: u64,
 }
 
 /// A version that passed, with what keeps it alive.
@@ -453,7 +462,13 @@ fn check_memory(job: &Job, draft: Option<&DraftModel>, summary: &Summary, report
     };
     let judge = |memory: PodMemory, versions: u32| {
         let front_bytes = |limit_bytes| PodMemory { limit_bytes, ..memory }.front_bytes(&runtime, versions);
-        memory::judge(required, memory, front_bytes, job.headroom_ratio)
+        // Told of one whose fit is found later, too.
+        let next_fits = |memory: PodMemory| {
+            let Some(MemoryBound { next_bytes: next_bytes @ 1.., .. }) = job.memory_bound else { return true };
+            let left = memory.beside_front(memory.front_bytes(&runtime, 2)).available_bytes.saturating_sub(required);
+            gantry_gguf::fit::verdict(next_bytes, left, job.headroom_ratio).fits
+        };
+        memory::judge_of(limit_of(job), required, memory, front_bytes, job.headroom_ratio, next_fits)
     };
     if job.beside.is_empty() {
         let (fit, result) = judge(memory, 1);
@@ -471,10 +486,28 @@ fn taken_bytes(loaded: &[Arc<Version>]) -> u64 {
     loaded.iter().map(|version| version.stats().worker_rss_bytes).fold(0, u64::saturating_add)
 }
 
+/// Whose limit it is that [`memory_here`] has.
+fn limit_of(job: &Job) -> LimitOf {
+    let Some(bound) = job.memory_bound else { return LimitOf::Pod };
+    let here_bytes = memory::read().map_or(u64::MAX, |here| here.limit_bytes);
+    match bound.pod {
+        Some(pod) if pod.limit_bytes <= here_bytes => LimitOf::Pod,
+        _ => LimitOf::Machine,
+    }
+}
+
+/// Bytes that a version is predicted to take, where its header can be read.
+pub async fn predicted_bytes(job: &Job, files: &Files) -> Option<u64> {
+    let path = files.path.clone();
+    let header = tokio::task::spawn_blocking(move || gantry_gguf::read_header(&path)).await.ok()?.ok()?;
+    let runtime = job_settings(job, None, header.summary()).ok()?;
+    Some(predict(job, None, header.summary(), &runtime))
+}
+
 /// The pod's memory, or that of the one that the version is judged for.
 fn memory_here(job: &Job) -> Option<PodMemory> {
     let here = memory::read();
-    match job.memory_bound {
+    match job.memory_bound.and_then(|bound| bound.pod) {
         Some(bound) => Some(here.map_or(bound, |here| here.within(bound))),
         None => here,
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::server::{PATIENCE, is_alive, model, send_signal};
+use crate::split::split;
 
 const PROMPTS: &str =
     r#"{"messages": [{"role": "user", "content": "What is the capital of Peru?"}], "contains": "Lima"}"#;
@@ -145,6 +146,25 @@ fn what_cannot_be_judged_is_told_with_all_mistakes_and_ends_with_another_code() 
 }
 
 #[test]
+fn a_part_that_is_no_file_is_refused_as_by_validate_and_nothing_waits_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = split(folder.path());
+    let second = folder.path().join("demo-00002-of-00002.gguf");
+    let reference = model("demo-v2.q8_0.gguf");
+    for make in [&["mkfifo"][..], &["ln", "-s", "/dev/zero"], &["mkdir"]] {
+        let _ = std::fs::remove_file(&second).or_else(|_| std::fs::remove_dir(&second));
+        assert!(Command::new(make[0]).args(&make[1..]).arg(&second).status().unwrap().success());
+        for (candidate, args, code) in [(&first, &[][..], 1), (&reference, &["--reference", path(&first)], 2)] {
+            let output = check(path(candidate), args);
+            let log = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(code), "{make:?}: {log}");
+            let why = "Format: part 2 of 2, demo-00002-of-00002.gguf: ";
+            assert!(log.contains(why) && log.contains("it is not a regular file"), "{make:?}: {log}");
+        }
+    }
+}
+
+#[test]
 fn memory_is_judged_for_the_pod_that_it_is_meant_for() {
     let (code, report) = reported("demo-v2.q8_0.gguf", &["--memory-limit", "64"]);
     let found = gate(&report, "Memory");
@@ -152,6 +172,33 @@ fn memory_is_judged_for_the_pod_that_it_is_meant_for() {
     let message = found["message"].as_str().unwrap();
     assert!(message.contains("the pod's limit is 64.0Mi, spec.resources.memory"), "{message}");
     assert_eq!(gate(&report, "Load")["message"], "not reached: Memory refused it");
+
+    // What a refusal of the reference says is enough for both.
+    let reference = model("demo-v1.q8_0.gguf");
+    let refused = |limit: &str| {
+        let output = check("demo-v2.q8_0.gguf", &["--reference", path(&reference), "--memory-limit", limit]);
+        let log = text(&output.stderr);
+        let mib = log.split("spec.resources.memory: ").nth(1).and_then(|rest| rest.split("Mi would do").next());
+        (log.contains(": Memory: "), mib.map(str::to_owned), log)
+    };
+    let (_, enough, log) = refused("64");
+    let (is_refused, _, log) = refused(&enough.unwrap_or_else(|| panic!("{log}")));
+    assert!(!is_refused, "{log}");
+
+    // Without a limit there is no pod.
+    let (_folder, [gates]) = files(["memory: {headroom: 99%}"]);
+    let args = ["--ctx-size=16777216", "--gates", path(&gates)];
+    let output = Command::new(env!("CARGO_BIN_EXE_gantry-server"))
+        .arg("check")
+        .arg(model("demo-v2.q8_0.gguf"))
+        .args(args)
+        .args(["--format", "json"])
+        .output()
+        .unwrap();
+    let (code, report): (_, Value) = (output.status.code(), serde_json::from_slice(&output.stdout).unwrap());
+    let message = gate(&report, "Memory")["message"].as_str().unwrap();
+    assert!(code == Some(1) && message.contains("the memory of this machine is"), "{message}");
+    assert!(message.contains("--memory-limit") && !message.contains("spec."), "{message}");
 
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let output = command("demo-v2.q8_0.gguf", &["--memory-limit", "64"]).stdout(full).output().unwrap();
