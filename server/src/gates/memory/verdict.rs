@@ -153,7 +153,7 @@ mod tests {
     fn a_machine_is_no_pod() {
         let memory = PodMemory { limit_bytes: 512 << 20, available_bytes: 140 << 20 };
         let told = judge_of(LimitOf::Machine, 200 << 20, memory, |_| 40 << 20, 0.05, |_| true).1.unwrap_err().message;
-        for part in ["the memory of this machine is 512Mi", "--memory-limit", "a machine with 656Mi", "--ctx-size"] {
+        for part in ["the memory of this machine is 512Mi", "--memory-limit", "a machine with 640Mi", "--ctx-size"] {
             assert!(told.contains(part), "{part:?} is not in {told}");
         }
         assert!(!told.contains("spec.") && !told.contains("the pod"), "{told}");
