@@ -97,10 +97,10 @@ impl Usage {
         })
     }
 
-    fn take(&mut self, line: &Line, refused_since: Timestamp) {
+    fn take(&mut self, line: &Line, is_told: impl Fn(Timestamp) -> bool) {
         let (object, code) = (line.object_ref.as_ref(), line.response_status.as_ref().map_or(0, |status| status.code));
         if line.annotations.get(DECISION).is_some_and(|decision| decision == "forbid") {
-            if line.stage_timestamp >= refused_since && self.refusals.len() < MAX_REFUSALS {
+            if is_told(line.stage_timestamp) && self.refusals.len() < MAX_REFUSALS {
                 let Line { user, verb, request_uri, stage_timestamp, .. } = line;
                 self.refusals.push(format!("{stage_timestamp} {}: {verb} {request_uri}", user.username));
             }
@@ -119,13 +119,13 @@ impl Usage {
 }
 
 /// Reads the log at `path`: the usage of every kind of service account that `kind` gives a name, from its namespace and
-/// name. Refusals before `refused_since` are left out.
+/// name. Of refusals only those are told that `is_told` says so of, by the kind and the time.
 ///
 /// # Errors
 /// When the log cannot be read.
 pub fn read(
     path: &Path,
-    refused_since: Timestamp,
+    is_told: impl Fn(&str, Timestamp) -> bool,
     kind: impl Fn(&str, &str) -> Option<&'static str>,
 ) -> Result<BTreeMap<&'static str, Usage>> {
     let log = File::open(path).with_context(|| format!("the audit log {} cannot be read", path.display()))?;
@@ -133,7 +133,7 @@ pub fn read(
     for line in BufReader::new(log).lines() {
         // The last line may be half written.
         if let Ok(line) = serde_json::from_str::<Line>(&line?) {
-            take(&mut usages, &line, refused_since, &kind);
+            take(&mut usages, &line, &is_told, &kind);
         }
     }
     Ok(usages)
@@ -142,12 +142,12 @@ pub fn read(
 fn take(
     usages: &mut BTreeMap<&'static str, Usage>,
     line: &Line,
-    refused_since: Timestamp,
+    is_told: impl Fn(&str, Timestamp) -> bool,
     kind: impl Fn(&str, &str) -> Option<&'static str>,
 ) {
     let account = line.user.username.strip_prefix(SERVICE_ACCOUNT).and_then(|account| account.split_once(':'));
     if let Some(kind) = account.and_then(|(namespace, name)| kind(namespace, name)) {
-        usages.entry(kind).or_default().take(line, refused_since);
+        usages.entry(kind).or_default().take(line, |at| is_told(kind, at));
     }
 }
 
@@ -187,9 +187,13 @@ mod tests {
         let mut usages = BTreeMap::new();
         for line in lines {
             let line = serde_json::from_value(line.clone()).unwrap();
-            take(&mut usages, &line, "2026-01-02T00:00:00Z".parse().unwrap(), |_, name| {
-                (name == "op").then_some("operator")
-            });
+            let from: Timestamp = "2026-01-02T00:00:00Z".parse().unwrap();
+            take(
+                &mut usages,
+                &line,
+                |kind, at| kind == "operator" && at >= from,
+                |_, name| (name == "op").then_some("operator"),
+            );
         }
         usages.remove("operator").unwrap_or_default()
     }

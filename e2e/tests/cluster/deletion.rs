@@ -1,6 +1,6 @@
 //! Nothing that is deleted waits for the operator: after `helm uninstall` it is gone.
 
-use std::time::Duration;
+use std::{sync::OnceLock, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use gantry_crds::OLD_FINALIZER;
@@ -16,6 +16,7 @@ use gantry_e2e::{
     load::{ask, http_client},
     models::{DemoModel, Question, Since},
 };
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::{
     Api, ResourceExt,
@@ -28,6 +29,14 @@ use crate::{
     faults::{LONG_ANSWER, PIECES_BEFORE, pod_target},
     lifecycle::{DELETE_TIMEOUT, children},
 };
+
+/// From when to when the chart was not installed.
+static UNINSTALLED: OnceLock<(Timestamp, Timestamp)> = OnceLock::new();
+
+/// Whether a test had the chart uninstalled then.
+pub fn is_uninstalled(at: Timestamp) -> bool {
+    UNINSTALLED.get().is_some_and(|(from, to)| (*from..=*to).contains(&at))
+}
 
 /// `helm uninstall`, once the operator's pods are gone; the revision that was installed.
 async fn uninstall(cluster: &Cluster) -> Result<String> {
@@ -56,10 +65,12 @@ async fn after_helm_uninstall_a_service_and_a_namespace_go_and_streams_end_whole
         let second = TestService::start(namespace, ServiceFixture { name: "other", ..small }, &model).await?;
 
         let cluster = &namespace.cluster;
+        let from = Timestamp::now();
         let revision = uninstall(cluster).await?;
         let gone = everything_goes(namespace, &first, &second).await;
         let rollback = ["rollback", RELEASE, &revision, "--namespace", SYSTEM_NAMESPACE, "--wait"];
         let back = cluster.helm(&rollback).await.context("the chart could not be installed again");
+        let _ = UNINSTALLED.set((from, Timestamp::now()));
         gone.and(back.map(drop))
     })
     .await
