@@ -745,7 +745,6 @@ fn latch(
             now.judged.as_deref().unwrap_or_default(),
             &Verdict {
                 gate: failure.gate,
-                outcome,
                 waits: waits::awaited(now).is_some(),
                 unsteady: now.restarts >= JUDGED_RESTARTS_MAX,
             },

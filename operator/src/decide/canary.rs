@@ -10,7 +10,8 @@
 //! one until the last step is over: to take the candidate back is to give it up, and pods do it at once. A step goes on as a
 //! preparation does, with the same pods to be judged by: one that comes midway prepares the candidate and joins, an edit begins
 //! with another one. Shares only rise: the step in force stays what it is whatever the spec says by now, and the next one is the
-//! first of the spec with a larger share. No clock runs while the user says that nobody is to switch, nor without a pod. Where too few
+//! first of the spec with a larger share. No clock runs while the user says that nobody is to switch, nor without a pod. Where no pod answers
+//! with the version before, all go over at once. Where too few
 //! requests came to judge by, a step ends as a bake does: nothing was found.
 
 use gantry_crds::{
@@ -22,7 +23,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
     Candidacy, CountedPod, Failure, RolloutState, Step, Transition, World, after, fleet, is_current, latch, rollout,
-    switch, waiting_for,
+    switch, waiting_for, waits,
 };
 use crate::{
     limits::{self, SWITCH_TIMEOUT},
@@ -40,11 +41,17 @@ pub(super) fn planned(spec: &ValidService) -> String {
     }
 }
 
-/// Whether a share of the requests goes to the version before all do: where it replaces one beside which it is loaded, and nobody
-/// asks for all at once.
+/// Whether a share of the requests goes to the version before all do: where it replaces one beside which it is loaded and which
+/// answers, and nobody asks for all at once.
 pub(super) fn comes(world: &World, spec: &ValidService, now: &RolloutStatus) -> bool {
     let replaces = world.state.active.is_some() && now.strategy() == StrategyName::InPlaceSwap;
-    !spec.canary.is_empty() && replaces && spec.promote.as_ref() != Some(&now.version)
+    !spec.canary.is_empty() && replaces && !is_all_there_is(world) && spec.promote.as_ref() != Some(&now.version)
+}
+
+/// Whether no pod answers with any version, as where the source of the active one is away and all pods were lost: shares of no requests
+/// would keep everybody without an answer until the last step is over.
+fn is_all_there_is(world: &World) -> bool {
+    !world.pods.iter().any(|pod| pod.ready)
 }
 
 /// Enough pods have prepared the candidate: the first share begins, or all requests go over.
@@ -80,7 +87,7 @@ pub(super) fn go_on(world: &World, mut state: RolloutState, mut now: RolloutStat
     let judged = if stands { RolloutStatus { deadline: Time(Timestamp::MAX), ..now.clone() } } else { now.clone() };
     match fleet::judge_candidate(world, &judged) {
         Candidacy::Refused(failure) => return take_back(world, state, &now, failure),
-        Candidacy::Ready if is_promoted => return switch(world, state, now),
+        Candidacy::Ready if is_promoted || is_all_there_is(world) => return switch(world, state, now),
         Candidacy::Ready if is_over(&now, world.now) => {
             return match spec.canary.iter().find(|step| step.parts > parts) {
                 Some(next) => enter(world, state, now, spec, next),
@@ -90,6 +97,7 @@ pub(super) fn go_on(world: &World, mut state: RolloutState, mut now: RolloutStat
         Candidacy::Ready | Candidacy::Open => {}
     }
     now.message = Some(message(world, &now, is_held));
+    now.wait_reason = waits::causes(world, &now).first().map(|cause| cause.reason);
     state.rollout = Some(now);
     (state, None)
 }

@@ -3,6 +3,7 @@
 
 use gantry_crds::status::{
     AgentStatus, BreachStatus, CandidatePhase, GateResult, GateVerdict, ReplicaCanary, ReplicaHealth,
+    WaitReason,
 };
 use serde_json::{Value, json};
 
@@ -296,6 +297,54 @@ fn an_edit_begins_with_the_other_one_and_edits_of_the_steps_hold() {
     let mut other = sharing();
     other.spec = Some(spec_with(2, json!({"strategy": "HoldRequests"})));
     assert!(matches!(other.step(), Some(Transition::Started { .. })));
+}
+
+/// The source of the version before is away, and all pods were lost: those that came for them have the candidate alone.
+#[test]
+fn where_no_pod_answers_nobody_waits_for_shares() {
+    let mut scene = prepared_by(&["a", "b"]);
+    scene.all(|report| report.version = None);
+    let mut midway = sharing();
+    midway.all(|report| report.version = None);
+    for scene in [&mut scene, &mut midway] {
+        scene.step();
+        let now = scene.state.rollout.as_ref().unwrap();
+        assert_eq!(now.step, RolloutStep::Commit, "nobody is left whose requests could be shared");
+    }
+}
+
+#[test]
+fn what_a_pod_waits_for_midway_is_told_and_what_helps_lifts_the_verdict() {
+    let mut scene = sharing();
+    let asked = |deadline: u64, prompts: &str| {
+        let mut spec = asks(2);
+        spec.progress_deadline = std::time::Duration::from_secs(deadline);
+        spec.wanted.progress_deadline = spec.progress_deadline;
+        spec.wanted.judged = format!("hash+ConfigMap:golden={prompts}/");
+        spec
+    };
+    let first = asked(900, "absent");
+    scene.spec = Some(first.clone());
+    scene.state.rollout.as_mut().unwrap().judged = Some(first.wanted.judged.clone());
+    scene.pod("b", |report| {
+        report.prepared = None;
+        report.candidate = Some(CandidateStatus {
+            phase: CandidatePhase::Testing,
+            wait_reason: Some(WaitReason::ConfigMapNotFound),
+            gates: Vec::new(),
+            ..refused(&name(2))
+        });
+    });
+    assert_eq!(scene.step(), None);
+    assert_eq!(scene.state.rollout.as_ref().unwrap().wait_reason, Some(WaitReason::ConfigMapNotFound));
+    scene.now += FIRST + PATIENCE;
+    assert!(matches!(scene.step(), Some(Transition::RollingBack { .. })));
+    let rejected = scene.state.rejected.clone().unwrap();
+    assert_eq!((rejected.gate.clone(), rejected.outcome), (GateName::Deadline, RejectedOutcome::RolledBack));
+    assert!(judged::stands(&rejected, &first.wanted));
+    for helps in [asked(1800, "absent"), asked(900, "5e0c")] {
+        assert!(!judged::stands(&rejected, &helps.wanted), "{}", rejected.judged);
+    }
 }
 
 #[test]

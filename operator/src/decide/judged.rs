@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-use gantry_crds::status::{GateName, RejectedOutcome, RejectedStatus};
+use gantry_crds::status::{GateName, RejectedStatus};
 
 use super::RolloutState;
 use crate::{
@@ -156,8 +156,6 @@ impl<'a> Parts<'a> {
 pub struct Verdict {
     /// The gate.
     pub gate: GateName,
-    /// Before or after the switch.
-    pub outcome: RejectedOutcome,
     /// Pods waited for something when the time was up.
     pub waits: bool,
     /// The objects changed faster than pods prepared: it rests on none of them, or their next change would lift it, and so
@@ -191,7 +189,7 @@ impl Verdict {
 /// the pods that had it, since one may be advised to replace them, or to let them onto other nodes.
 #[must_use]
 pub fn of_verdict(judged: &str, verdict: &Verdict, wanted: Option<&WantedVersion>) -> String {
-    text_of(judged, |object| verdict.rests_on(object), verdict.gate, verdict.outcome, wanted)
+    text_of(judged, |object| verdict.rests_on(object), verdict.gate, wanted)
 }
 
 /// Whether nothing has changed that a verdict on this version rests on.
@@ -199,21 +197,20 @@ pub fn of_verdict(judged: &str, verdict: &Verdict, wanted: Option<&WantedVersion
 pub fn stands(rejected: &RejectedStatus, wanted: &WantedVersion) -> bool {
     let rests_on = Parts::of(&rejected.judged).objects;
     let rests_on = |object: &str| rests_on.iter().any(|(one, _)| *one == object);
-    text_of(&wanted.judged, rests_on, rejected.gate, rejected.outcome, Some(wanted)) == rejected.judged
+    text_of(&wanted.judged, rests_on, rejected.gate, Some(wanted)) == rejected.judged
 }
 
 fn text_of(
     judged: &str,
     rests_on: impl Fn(&str) -> bool,
     gate: GateName,
-    outcome: RejectedOutcome,
     wanted: Option<&WantedVersion>,
 ) -> String {
     let Parts { spec, objects, token } = Parts::of(judged);
     let objects =
         objects.iter().filter(|(object, _)| rests_on(object)).map(|(object, state)| format!("+{object}={state}"));
     let mut text = [spec.to_owned()].into_iter().chain(objects).collect::<String>() + token;
-    if (gate, outcome) == (GateName::Deadline, RejectedOutcome::Rejected) {
+    if gate == GateName::Deadline {
         let deadline = wanted.map_or(Duration::ZERO, |wanted| wanted.progress_deadline);
         text.push_str(&format!(" within {deadline:?}"));
         if let Some(pod) = wanted.and_then(|wanted| wanted.pod.as_ref()) {
@@ -301,7 +298,7 @@ mod tests {
         ] {
             let mut wanted = super::super::tests::spec(1).wanted;
             wanted.judged.clone_from(&before);
-            let verdict = Verdict { gate, outcome: RejectedOutcome::Rejected, waits, unsteady: false };
+            let verdict = Verdict { gate, waits, unsteady: false };
             let mut scene = super::super::tests::Scene::refusing();
             let mut rejected = scene.state.rejected.take().unwrap();
             (rejected.gate, rejected.judged) = (gate, of_verdict(&before, &verdict, Some(&wanted)));
