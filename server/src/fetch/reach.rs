@@ -42,7 +42,7 @@ enum Kind {
     )]
     LinkLocal,
     #[error(
-        "it leads to a private address, from which models may not be fetched here (the chart's value privateSources); use a public address, or ask whoever installed Gantry"
+        "it leads to a private address, from which models may not be fetched here (the chart's value privateSources); use a public address, or ask whoever installed Gantry to allow them; pods that run by then have to be replaced (annotation gantry.dev/restart)"
     )]
     Private,
     #[error("it leads to no single machine; use the address of a file server")]

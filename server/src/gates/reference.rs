@@ -57,8 +57,8 @@ impl Reference {
         };
         found.map(Some).ok_or_else(|| {
             let message = format!(
-                "the active version, which it is to be compared with ({field}), is not loaded in this pod; see why in the pod's log, or \
-                 leave the gate out"
+                "the active version, which it is to be compared with ({field}), is not loaded in this pod, and what the service says of its \
+                 pods has why: correct that, as its source, or leave the gate out"
             );
             Refusal::new(GateName::Load, message).with_value("no reference")
         })
