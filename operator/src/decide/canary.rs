@@ -10,9 +10,8 @@
 //! one until the last step is over: to take the candidate back is to give it up, and pods do it at once. A step goes on as a
 //! preparation does, with the same pods to be judged by: one that comes midway prepares the candidate and joins, an edit begins
 //! with another one. Shares only rise: the step in force stays what it is whatever the spec says by now, and the next one is the
-//! first of the spec with a larger share. No clock runs while the user says that nobody is to switch, nor without a pod. Where no pod answers
-//! with the version before, all go over at once. Where too few
-//! requests came to judge by, a step ends as a bake does: nothing was found.
+//! first of the spec with a larger share. No clock runs while the user says that nobody is to switch, nor without a pod. Where no pod has
+//! the version before, all go over at once. Where too few requests came to judge by, a step ends as a bake does: nothing was found.
 
 use gantry_crds::{
     scalars::Percent,
@@ -41,17 +40,18 @@ pub(super) fn planned(spec: &ValidService) -> String {
     }
 }
 
-/// Whether a share of the requests goes to the version before all do: where it replaces one beside which it is loaded and which
-/// answers, and nobody asks for all at once.
+/// Whether a share of the requests goes to the version before all do: where it replaces one beside which it is loaded, and nobody
+/// asks for all at once.
 pub(super) fn comes(world: &World, spec: &ValidService, now: &RolloutStatus) -> bool {
     let replaces = world.state.active.is_some() && now.strategy() == StrategyName::InPlaceSwap;
     !spec.canary.is_empty() && replaces && !is_all_there_is(world) && spec.promote.as_ref() != Some(&now.version)
 }
 
-/// Whether no pod answers with any version, as where the source of the active one is away and all pods were lost: shares of no requests
-/// would keep everybody without an answer until the last step is over.
+/// Whether no pod has any other version, as where the source of the active one is away and all pods were lost: shares of no requests
+/// would keep everybody without an answer until the last step is over. That its worker fails for now is none of this.
 fn is_all_there_is(world: &World) -> bool {
-    !world.pods.iter().any(|pod| pod.ready)
+    let has_none = |pod: &CountedPod| !pod.ready && pod.report.is_none_or(|report| report.version.is_none());
+    world.pods.iter().all(has_none)
 }
 
 /// Enough pods have prepared the candidate: the first share begins, or all requests go over.

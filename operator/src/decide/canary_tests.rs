@@ -2,8 +2,7 @@
 //! A share of the requests: model 1 answers, and model 2 gets 5%, then 25%, then all.
 
 use gantry_crds::status::{
-    AgentStatus, BreachStatus, CandidatePhase, GateResult, GateVerdict, ReplicaCanary, ReplicaHealth,
-    WaitReason,
+    AgentStatus, BreachStatus, CandidatePhase, GateResult, GateVerdict, ReplicaCanary, ReplicaHealth, WaitReason,
 };
 use serde_json::{Value, json};
 
@@ -301,7 +300,7 @@ fn an_edit_begins_with_the_other_one_and_edits_of_the_steps_hold() {
 
 /// The source of the version before is away, and all pods were lost: those that came for them have the candidate alone.
 #[test]
-fn where_no_pod_answers_nobody_waits_for_shares() {
+fn where_no_pod_has_the_version_before_nobody_waits_for_shares() {
     let mut scene = prepared_by(&["a", "b"]);
     scene.all(|report| report.version = None);
     let mut midway = sharing();

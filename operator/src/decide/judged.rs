@@ -200,12 +200,7 @@ pub fn stands(rejected: &RejectedStatus, wanted: &WantedVersion) -> bool {
     text_of(&wanted.judged, rests_on, rejected.gate, Some(wanted)) == rejected.judged
 }
 
-fn text_of(
-    judged: &str,
-    rests_on: impl Fn(&str) -> bool,
-    gate: GateName,
-    wanted: Option<&WantedVersion>,
-) -> String {
+fn text_of(judged: &str, rests_on: impl Fn(&str) -> bool, gate: GateName, wanted: Option<&WantedVersion>) -> String {
     let Parts { spec, objects, token } = Parts::of(judged);
     let objects =
         objects.iter().filter(|(object, _)| rests_on(object)).map(|(object, state)| format!("+{object}={state}"));
