@@ -661,6 +661,8 @@ open_enum!(
         ApiUnavailable,
         /// There is no room for it until another version is unloaded.
         NoRoom,
+        /// The active version, which it is to be compared with, is not loaded in the pod, or does not answer there.
+        NoReference,
         /// It has fields that the pod's release does not know, or cannot read.
         AgentTooOld,
         /// A gate refused it in a pod while others go on: said of a rollout alone, and not tried again.

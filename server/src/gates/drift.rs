@@ -55,7 +55,7 @@ impl Job {
     /// Compares what a version predicts with what the active one does.
     ///
     /// # Errors
-    /// It is too far from it, cannot be compared with it, or that is not to be had in this pod.
+    /// It is too far from it, cannot be compared with it, or that answers in other pods alone.
     pub async fn run(&self, version: &Arc<Version>, golden: &[GoldenPrompt], report: &Report) -> Result<(), Refusal> {
         let Self { gate, reference } = self;
         report.phase(CandidatePhase::Testing);
@@ -63,7 +63,7 @@ impl Job {
         let limits = DriftLimits::of(gate).map_err(|(field, error)| {
             Refusal::new(GateName::Drift, format!("spec.rollout.gates.drift.{field}: {error}")).with_value("no limit")
         })?;
-        let answers = measure(&reference, version, golden, |done, of| report.compared(done, of)).await?;
+        let answers = measure(&reference, version, golden, report).await?;
         let value = judge(&answers, &limits).map_err(|TooFar { value, found, field: _ }| {
             let message = format!("{found}; choose another model, or change that limit");
             Refusal::new(GateName::Drift, message).with_value(value)
@@ -298,7 +298,7 @@ pub async fn measure(
     reference: &Arc<Version>,
     candidate: &Arc<Version>,
     golden: &[GoldenPrompt],
-    told: impl Fn(usize, usize),
+    report: &Report,
 ) -> Result<Vec<AnswerDrift>, Refusal> {
     let golden = golden.iter().take(MAX_DRIFT_QUESTIONS);
     let mut questions: Vec<Prompt> = golden.map(|golden| golden.prompt().clone()).collect();
@@ -312,7 +312,7 @@ pub async fn measure(
             questions.extend(of_release(reference));
             has_all = true;
         }
-        match compared(reference, candidate, &questions[done]).await? {
+        match compared(reference, candidate, &questions[done], report).await? {
             Compared::Answer(answer) => answers.push(answer),
             Compared::LeftOut(why) => left_out = Some(why),
             Compared::OtherToken(other) => {
@@ -322,7 +322,7 @@ pub async fn measure(
             }
         }
         done += 1;
-        told(done, questions.len());
+        report.compared(done, questions.len());
     }
     if answers.len() < MIN_DRIFT_ANSWERS {
         let why = left_out.unwrap_or_else(|| "the active version says nothing".to_owned());
@@ -353,8 +353,9 @@ pub(super) async fn compared(
     reference: &Arc<Version>,
     candidate: &Arc<Version>,
     question: &Prompt,
+    report: &Report,
 ) -> Result<Compared, Refusal> {
-    let answer = match patiently(|| answer(reference, question)).await? {
+    let answer = match patiently(report, || answer(reference, question)).await {
         Ok(answer) if answer.says.is_empty() => {
             return Ok(Compared::LeftOut("the active version says nothing".to_owned()));
         }

@@ -43,13 +43,15 @@ pub const MIN_PERFORMANCE_ANSWERS: usize = 6;
 pub const MIN_SHADOW_ANSWERS: usize = 12;
 /// How long both versions may take for one live request; it is left out then.
 pub const SHADOW_REQUEST_LIMIT: Duration = Duration::from_secs(60);
+/// How long the shadow gate waits until no user waits for the active version before it leaves a live request out.
+pub const SHADOW_QUEUE_LIMIT: Duration = Duration::from_secs(1);
+/// The wait between two looks at who waits.
+pub const SHADOW_QUEUE_LOOK: Duration = Duration::from_millis(5);
 /// Parts of its time in which the shadow gate says how far it is: each is a write.
 pub const SHADOW_STEPS: u32 = 20;
-/// How long the active version may take to answer one question by which a candidate is compared with it, which it does after all that
-/// users ask.
-pub const REFERENCE_LIMIT: Duration = Duration::from_secs(600);
-/// How long a candidate that is loaded waits for the active version to be loaded beside it.
-pub const REFERENCE_LOAD_LIMIT: Duration = Duration::from_secs(120);
+/// How long the active version may be away, or answer nothing because users come first, before a candidate that is compared with it
+/// says that it waits for it.
+pub const REFERENCE_PATIENCE: Duration = Duration::from_secs(10);
 /// The wait before it is asked again.
 pub const REFERENCE_RETRY: Duration = Duration::from_secs(1);
 /// Characters of a prompt or an answer that a message quotes.

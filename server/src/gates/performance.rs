@@ -37,7 +37,7 @@ impl Job {
     /// Compares how fast a version generates with how fast the active one does.
     ///
     /// # Errors
-    /// It is too slow, cannot be compared, or the active version is not to be had in this pod.
+    /// It is too slow, cannot be compared, or the active version answers in other pods alone.
     pub async fn run(&self, version: &Arc<Version>, report: &Report) -> Result<(), Refusal> {
         report.phase(CandidatePhase::Testing);
         let Some(reference) = self.reference.found(GateName::Performance, FIELD, report).await? else { return Ok(()) };
@@ -47,7 +47,7 @@ impl Job {
             })?,
             None => DEFAULT_MIN_DECODE_RATIO,
         };
-        let rates = measure(&reference, version, |done, of| report.timed(done, of)).await?;
+        let rates = measure(&reference, version, report).await?;
         report.pass(GateName::Performance, judge(&rates, least)?);
         Ok(())
     }
@@ -104,21 +104,21 @@ pub fn judge(rates: &[Rates], least: f64) -> Result<String, Refusal> {
     Err(Refusal::new(GateName::Performance, message).with_value(value))
 }
 
-/// Has both answer, one question after the other. `told` hears how many questions of how many are done.
+/// Has both answer, one question after the other. `report` hears how many questions of how many are done.
 ///
 /// # Errors
 /// One of them does not answer in this pod.
 pub async fn measure(
     reference: &Arc<Version>,
     candidate: &Arc<Version>,
-    told: impl Fn(usize, usize),
+    report: &Report,
 ) -> Result<Vec<Rates>, Refusal> {
     let mut questions = of_release(reference);
     questions.truncate(PERFORMANCE_QUESTIONS);
     let mut all = Vec::new();
     for (number, question) in questions.iter().enumerate() {
-        all.extend(rates(reference, candidate, question, number).await?);
-        told(number + 1, questions.len());
+        all.extend(rates(reference, candidate, question, number, report).await?);
+        report.timed(number + 1, questions.len());
     }
     Ok(all)
 }
@@ -132,21 +132,22 @@ pub(super) async fn rates(
     candidate: &Arc<Version>,
     question: &Prompt,
     number: usize,
+    report: &Report,
 ) -> Result<Option<Rates>, Refusal> {
     // Neither is always the one that finds the machine as the other left it.
     let both = if number.is_multiple_of(2) {
-        let active = of_active(reference, question).await?;
+        let active = of_active(reference, question, report).await;
         (active, of_candidate(candidate, question).await?)
     } else {
         let new = of_candidate(candidate, question).await?;
-        (of_active(reference, question).await?, new)
+        (of_active(reference, question, report).await, new)
     };
     Ok(both.0.zip(both.1).map(|(reference, candidate)| Rates { reference, candidate }))
 }
 
 /// `None`: it does not take the question.
-async fn of_active(version: &Arc<Version>, question: &Prompt) -> Result<Option<f64>, Refusal> {
-    Ok(patiently(|| rate(version, question)).await?.ok().flatten())
+async fn of_active(version: &Arc<Version>, question: &Prompt, report: &Report) -> Option<f64> {
+    patiently(report, || rate(version, question)).await.ok().flatten()
 }
 
 async fn of_candidate(version: &Arc<Version>, question: &Prompt) -> Result<Option<f64>, Refusal> {

@@ -2,14 +2,14 @@
 //! one that answers users beside. Absent: what is compared ([`super::drift`], [`super::performance`]).
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use gantry_core::{Message, Role};
-use gantry_crds::status::GateName;
+use gantry_crds::status::{GateName, WaitReason};
 use gantry_engine::{GenerationParams, Prompt};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
-use super::limits::{PROMPT_LIMIT, REFERENCE_LIMIT, REFERENCE_LOAD_LIMIT, REFERENCE_RETRY};
+use super::limits::{PROMPT_LIMIT, REFERENCE_PATIENCE, REFERENCE_RETRY};
 use super::prompts::is_of_prompt;
 use super::report::{Refusal, Report};
 use crate::rollout::Published;
@@ -37,39 +37,85 @@ pub enum Reference {
 }
 
 impl Reference {
-    /// The version, once it answers in this pod; `None` where there is none to compare with, of which the gate says so.
+    /// The version, once it answers in this pod, which is waited for; `None` where there is none to compare with, of which the gate says
+    /// so.
     ///
     /// # Errors
-    /// It is not to be had in this pod: a pod that cannot have it holds nobody up.
+    /// It answers in other pods alone, by the strategy.
     pub(super) async fn found(
         &self,
         gate: GateName,
         field: &str,
         report: &Report,
     ) -> Result<Option<Arc<Version>>, Refusal> {
-        let found = match self {
+        match self {
             Self::None => {
                 report.skip(gate, "no version is active that it could be compared with");
-                return Ok(None);
+                Ok(None)
             }
-            Self::Elsewhere => None,
-            Self::Here { version, serving } => serves(version, serving.clone()).await,
-        };
-        found.map(Some).ok_or_else(|| {
-            let message = format!(
-                "the active version, which it is to be compared with ({field}), is not loaded in this pod, and what the service says of its \
-                 pods has why: correct that, as its source, or leave the gate out"
-            );
-            Refusal::new(GateName::Load, message).with_value("no reference")
-        })
+            Self::Elsewhere => {
+                let message = format!(
+                    "the active version, which it is to be compared with ({field}), answers in other pods alone: leave the gate out"
+                );
+                Err(Refusal::new(gate, message).with_value("no reference"))
+            }
+            Self::Here { version, serving } => Ok(Some(serves(version, serving.clone(), field, report).await)),
+        }
     }
 }
 
-/// The version of this name, once it answers in this pod; `None` where it does not within [`REFERENCE_LOAD_LIMIT`].
-async fn serves(name: &str, mut serving: watch::Receiver<Published>) -> Option<Arc<Version>> {
-    let is_it = |published: &Published| published.serving.as_ref().is_some_and(|it| it.version.spec().name == name);
-    let found = tokio::time::timeout(REFERENCE_LOAD_LIMIT, serving.wait_for(is_it)).await;
-    found.ok()?.ok()?.serving.as_ref().map(|loaded| Arc::clone(&loaded.version))
+/// The version of this name, once it answers in this pod. Where its source is away it comes when that is back: what is not to be had
+/// here says nothing of the candidate, and whoever rolls it out says for how long to wait.
+async fn serves(name: &str, mut serving: watch::Receiver<Published>, field: &str, report: &Report) -> Arc<Version> {
+    let mut waits = Waits::new(report);
+    loop {
+        let published = serving.borrow_and_update().clone();
+        if let Some(loaded) = published.serving.filter(|it| it.version.spec().name == name) {
+            return loaded.version;
+        }
+        let message = format!(
+            "the active version, which it is to be compared with ({field}), is not loaded in this pod; correct what the condition \
+             PodsReady says of that, or leave the gate out"
+        );
+        tokio::select! {
+            changed = serving.changed() => if changed.is_err() { std::future::pending::<()>().await },
+            () = waits.out_of_patience() => waits.tell(&message),
+        }
+    }
+}
+
+/// Says that a candidate waits for the active version once it has for [`REFERENCE_PATIENCE`], and that it goes on when this ends.
+struct Waits<'a> {
+    report: &'a Report,
+    since: Instant,
+    is_told: bool,
+}
+
+impl<'a> Waits<'a> {
+    fn new(report: &'a Report) -> Self {
+        Self { report, since: Instant::now(), is_told: false }
+    }
+
+    /// Ends once, when it is to be told.
+    async fn out_of_patience(&self) {
+        if self.is_told {
+            std::future::pending::<()>().await;
+        }
+        tokio::time::sleep_until(self.since + REFERENCE_PATIENCE).await;
+    }
+
+    fn tell(&mut self, message: &str) {
+        self.is_told = true;
+        self.report.waits_for(WaitReason::NoReference, message);
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        if self.is_told {
+            self.report.goes_on();
+        }
+    }
 }
 
 /// The questions of this release, as the version takes questions.
@@ -98,26 +144,19 @@ impl Unanswered {
 
 /// What the active version answers, or why it does not take the question. It answers users beside, and one that is busy or starts
 /// again is waited for.
-///
-/// # Errors
-/// It has not answered for [`REFERENCE_LIMIT`].
-pub(super) async fn patiently<T, F>(ask: impl Fn() -> F) -> Result<Result<T, String>, Refusal>
+pub(super) async fn patiently<T, F>(report: &Report, ask: impl Fn() -> F) -> Result<T, String>
 where
     F: Future<Output = Result<T, Unanswered>>,
 {
-    let until = Instant::now() + REFERENCE_LIMIT;
+    let mut waits = Waits::new(report);
     loop {
         let why = match in_time(ask()).await {
-            Ok(answer) => return Ok(Ok(answer)),
-            Err(Unanswered::Question(why)) => return Ok(Err(why)),
+            Ok(answer) => return Ok(answer),
+            Err(Unanswered::Question(why)) => return Err(why),
             Err(Unanswered::Here(why)) => why,
         };
-        if Instant::now() + REFERENCE_RETRY >= until {
-            let message = format!(
-                "the active version, which it is compared with, has not answered a question for {REFERENCE_LIMIT:?}: {why}; try \
-                 again when it has fewer requests"
-            );
-            return Err(Refusal::new(GateName::Load, message).with_value("no reference"));
+        if waits.since.elapsed() >= REFERENCE_PATIENCE && !waits.is_told {
+            waits.tell(&format!("the active version, which it is compared with, does not answer: {why}"));
         }
         // A full queue and a worker that is down tell nobody when they are so no more.
         tokio::time::sleep(REFERENCE_RETRY).await;

@@ -21,7 +21,7 @@ use gantry_engine::{GenerationEvent, GenerationParams, Priority, Prompt};
 use tokio::time::Instant;
 
 use super::drift::{self, AnswerDrift, Compared, DriftLimits, OTHER_VOCABULARY, TooFar};
-use super::limits::{MIN_SHADOW_ANSWERS, SHADOW_REQUEST_LIMIT, SHADOW_STEPS};
+use super::limits::{MIN_SHADOW_ANSWERS, SHADOW_QUEUE_LIMIT, SHADOW_QUEUE_LOOK, SHADOW_REQUEST_LIMIT, SHADOW_STEPS};
 use super::performance::{self, Rates};
 use super::reference::{Reference, Unanswered, in_time, submit};
 use super::report::{Refusal, Report};
@@ -45,7 +45,7 @@ impl Job {
     /// Compares a version with the active one on live requests.
     ///
     /// # Errors
-    /// It is too far from it, does not take what the other one takes, or the active version is not to be had in this pod.
+    /// It is too far from it, does not take what the other one takes, or the active version answers in other pods alone.
     pub async fn run(&self, version: &Arc<Version>, report: &Report) -> Result<(), Refusal> {
         report.phase(CandidatePhase::Testing);
         let Some(reference) = self.reference.found(GateName::Shadow, FIELD, report).await? else { return Ok(()) };
@@ -55,7 +55,7 @@ impl Job {
         let duration = self.gate.duration.to_std().map_err(|error| unusable(format!("{FIELD}.duration: {error}")))?;
         let share = f64::from(self.gate.sample_percent) / 100.0;
         let told = |step| report.shadowed(step, &self.gate.duration);
-        let found = watch(&reference, version, share, duration, told).await?;
+        let found = watch(&reference, version, (share, duration), told, report).await?;
         match judge(&found, &limits.unwrap_or_default(), self.drift.is_some())? {
             Some(value) => report.pass(GateName::Shadow, value),
             None => report.skip(GateName::Shadow, &found.too_few(&self.gate.duration)),
@@ -133,9 +133,9 @@ pub fn judge(found: &Found, limits: &DriftLimits, has_drift: bool) -> Result<Opt
 pub async fn watch(
     reference: &Arc<Version>,
     candidate: &Arc<Version>,
-    share: f64,
-    duration: Duration,
+    (share, duration): (f64, Duration),
     told: impl Fn(u32),
+    report: &Report,
 ) -> Result<Found, Refusal> {
     let mut prompts = reference.samples().take(share);
     let (began, mut found, mut step) = (Instant::now(), Found::default(), 0);
@@ -144,7 +144,7 @@ pub async fn watch(
         let next = began + duration / SHADOW_STEPS * (step + 1);
         tokio::select! {
             prompt = prompts.recv() => match prompt {
-                Some(prompt) => look_at(reference, candidate, &prompt, until, &mut found).await?,
+                Some(prompt) => look_at(reference, candidate, &prompt, until, &mut found, report).await?,
                 // Somebody else has them drawn now.
                 None => break,
             },
@@ -166,9 +166,10 @@ async fn look_at(
     prompt: &Prompt,
     until: Instant,
     found: &mut Found,
+    report: &Report,
 ) -> Result<(), Refusal> {
     let until = until.min(Instant::now() + SHADOW_REQUEST_LIMIT);
-    let outcome = match tokio::time::timeout_at(until, both(reference, candidate, prompt, found.drawn)).await {
+    let outcome = match tokio::time::timeout_at(until, both(reference, candidate, prompt, found.drawn, report)).await {
         Ok(outcome) => outcome?,
         Err(_) => Outcome::LeftOut("not both had read it in time".to_owned()),
     };
@@ -201,17 +202,23 @@ async fn both(
     candidate: &Arc<Version>,
     prompt: &Prompt,
     number: usize,
+    report: &Report,
 ) -> Result<Outcome, Refusal> {
     if let Some(why) = not_taken(candidate, prompt).await? {
         return Ok(Outcome::NotTaken(why));
     }
-    // The candidate computes on the same machine.
-    if reference.stats().queued > 0 {
+    // The candidate computes on the same machine. One that came a moment ago waits for the next step, as all do.
+    let users_wait = async {
+        while reference.stats().queued > 0 {
+            tokio::time::sleep(SHADOW_QUEUE_LOOK).await;
+        }
+    };
+    if tokio::time::timeout(SHADOW_QUEUE_LIMIT, users_wait).await.is_err() {
         return Ok(Outcome::LeftOut("users waited for the active version".to_owned()));
     }
-    match drift::compared(reference, candidate, prompt).await? {
+    match drift::compared(reference, candidate, prompt, report).await? {
         Compared::Answer(answer) => {
-            Ok(Outcome::Compared(answer, performance::rates(reference, candidate, prompt, number).await?))
+            Ok(Outcome::Compared(answer, performance::rates(reference, candidate, prompt, number, report).await?))
         }
         Compared::LeftOut(why) => Ok(Outcome::LeftOut(why)),
         // What it stands for may be what a user was told.

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::files::Fault;
 use crate::pod::{ONE, Pod, TWO, gate, served, version};
 
 fn compared(pod: &Pod, drift: &Value) {
@@ -64,6 +65,26 @@ async fn a_candidate_is_compared_with_the_version_that_answers() {
     let entry = late.api.entry("prepared", |entry| entry["prepared"] == "v2").await;
     assert_eq!(gate(&entry, "Drift")["verdict"], "Pass", "{entry:#}");
     late.end().await;
+
+    // One that cannot have what answers elsewhere says so, refuses nobody for it, and compares once it has it.
+    let (away, sha_of_away) = served("demo-v2.f16.gguf").await;
+    away.always(Some(Fault::Status(503)));
+    let mut alone = Pod::fresh();
+    compared(&alone, &json!({}));
+    alone.name(&version("v1", &away, &sha_of_away));
+    alone.activate("v1", None);
+    alone.prepare(&version("v2", &server, &sha256));
+    let waits =
+        |entry: &Value| entry["candidate"]["version"] == "v2" && entry["candidate"]["waitReason"] == "NoReference";
+    let entry = alone.api.entry("it waits", waits).await;
+    let message = entry["candidate"]["message"].as_str().unwrap();
+    assert!(message.contains("is not loaded in this pod") && message.contains("PodsReady"), "{entry:#}");
+    assert!(entry["message"].as_str().unwrap().contains("503"), "{entry:#}");
+    away.always(None);
+    let entry = alone.api.entry("prepared", |entry| entry["prepared"] == "v2" && entry["version"] == "v1").await;
+    assert_eq!(gate(&entry, "Drift")["verdict"], "Pass", "{entry:#}");
+    assert_eq!(entry["candidate"].get("waitReason"), None, "{entry:#}");
+    alone.end().await;
 
     // Who wants another model says so, by the limits or without the gate.
     compared(&pod, &Value::Null);
