@@ -179,7 +179,8 @@ fn conditions(inputs: &ServiceInputs, ready: usize) -> [NewCondition; 7] {
             new(ConditionType::Ready, true, stalled.reason, message)
         }
         (true, true) if inputs.unwritten.is_none() => {
-            let reason = named(trouble.as_ref()).map_or(Reason::AsRequested, |trouble| trouble.reason);
+            let otherwise = if is_short { Reason::WaitingForPods } else { Reason::AsRequested };
+            let reason = named(trouble.as_ref()).map_or(otherwise, |trouble| trouble.reason);
             new(ConditionType::Ready, true, reason, available.message.clone())
         }
         // What the user has to do goes first, then what pods wait for, what keeps it from answering, and from the newest version.

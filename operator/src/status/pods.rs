@@ -3,7 +3,7 @@
 use gantry_crds::{
     InferenceServiceStatus,
     conditions::{ConditionType, NewCondition, Reason},
-    status::{ReplicaHealth, ReplicaStatus},
+    status::{ReplicaHealth, ReplicaStatus, RolloutStatus, RolloutStep, StrategyName},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
@@ -65,21 +65,48 @@ pub(super) fn condition(inputs: &ServiceInputs, ready: usize, trouble: Option<Tr
     }
 }
 
-/// The trouble with pods that `new` tells of and `old` did not, or that it was over: what an Event is worth.
+/// The trouble with pods that `new` tells of and `old` did not, or that all are there again: what an Event is worth.
 #[must_use]
 pub fn pods_event(old: Option<&InferenceServiceStatus>, new: &InferenceServiceStatus) -> Option<PodsEvent> {
-    let of = |status: &InferenceServiceStatus| {
-        status.conditions.iter().find(|condition| condition.type_ == ConditionType::PodsReady.as_str()).cloned()
+    of_new_trouble(old, new, ConditionType::PodsReady)
+        .or_else(|| of_new_trouble(old, new, ConditionType::UpToDate))
+        .or_else(|| {
+            let [old, new] = [old?, new].map(|status| condition_of(status, ConditionType::PodsReady));
+            let is_over = old?.status == "False" && new?.status == "True";
+            is_over.then(|| PodsEvent::Over { message: new.map(|new| new.message.clone()).unwrap_or_default() })
+        })
+}
+
+/// The trouble with pods that a condition of `new` tells of, where that of `old` tells of none, or of another.
+fn of_new_trouble(
+    old: Option<&InferenceServiceStatus>,
+    new: &InferenceServiceStatus,
+    teller: ConditionType,
+) -> Option<PodsEvent> {
+    let condition = condition_of(new, teller).filter(|condition| tells_of_pods(new, teller, condition))?;
+    let of_old =
+        old.and_then(|old| condition_of(old, teller).filter(|condition| tells_of_pods(old, teller, condition)));
+    let is_news = of_old.is_none_or(|old| old.reason != condition.reason);
+    let Condition { reason, message, .. } = condition.clone();
+    is_news.then_some(PodsEvent::Trouble { reason, message })
+}
+
+fn condition_of(status: &InferenceServiceStatus, type_: ConditionType) -> Option<&Condition> {
+    status.conditions.iter().find(|condition| condition.type_ == type_.as_str())
+}
+
+/// Whether a condition tells of a trouble with pods: PodsReady of those that are to answer, UpToDate of those of another side on which
+/// a candidate is prepared.
+fn tells_of_pods(status: &InferenceServiceStatus, teller: ConditionType, condition: &Condition) -> bool {
+    use Reason::{Paused, RollingOut, WaitingForPods};
+    let of_other_side = |now: &RolloutStatus| {
+        let waits_for_nothing_else = now.wait_reason.is_none();
+        waits_for_nothing_else && now.step == RolloutStep::Prepare && now.strategy() == StrategyName::BlueGreen
     };
-    let is_trouble =
-        |condition: &Condition| condition.status == "False" && condition.reason != Reason::WaitingForPods.as_str();
-    let (old, new) = (old.and_then(of), of(new)?);
-    let was_trouble = old.as_ref().is_some_and(is_trouble);
-    if is_trouble(&new) {
-        let is_news = !was_trouble || old.is_none_or(|old| old.reason != new.reason);
-        return is_news.then_some(PodsEvent::Trouble { reason: new.reason, message: new.message });
-    }
-    (was_trouble && new.status == "True").then_some(PodsEvent::Over { message: new.message })
+    let tells = teller == ConditionType::PodsReady || status.rollout.as_ref().is_some_and(of_other_side);
+    tells
+        && condition.status == "False"
+        && ![Paused, RollingOut, WaitingForPods].map(Reason::as_str).contains(&condition.reason.as_str())
 }
 
 /// What an Event tells of a service's pods.
@@ -114,8 +141,13 @@ fn some_words(words: impl Iterator<Item = String>) -> Option<String> {
 fn of_report(report: &ReplicaStatus) -> Option<String> {
     let restored = report.candidate.as_ref().and_then(|candidate| candidate.message.as_deref());
     let of_worker = || (report.health != ReplicaHealth::Healthy).then_some(restored).flatten();
-    let why = report.message.as_deref().or_else(of_worker)?;
-    Some(format!("pod {}: {why}", report.pod))
+    let why = report.message.as_deref().or_else(of_worker);
+    // How far it is would be a write with each percent.
+    let is_at_it = || {
+        let candidate = report.candidate.as_ref().filter(|_| report.version.is_none())?;
+        Some(format!("{} is {}", candidate.version, candidate.phase.as_str()))
+    };
+    Some(format!("pod {}: {}", report.pod, why.map(str::to_owned).or_else(is_at_it)?))
 }
 
 /// Pods that answer with another version than the active one once a rollout is over.

@@ -243,13 +243,53 @@ async fn why_pods_of_the_other_side_are_not_there_stands_in_the_column() {
     assert_eq!(scene.condition("Ready").1, "RollingOut", "they are on their way");
     let why = "pod chat-green-a finds no node: no GPU";
     scene.pods.push(PodView { side_label: Some(Side::Green), ..unschedulable("chat-green-a", why) });
+    scene.api.requests();
     scene.step().await.unwrap();
+    let requests = scene.api.requests();
+    let event = &requests.iter().find(|request| request.line == EVENTS).unwrap().body;
+    assert_eq!((&event["reason"], &event["type"]), (&json!("Unschedulable"), &json!("Warning")));
+    assert!(event["note"].as_str().unwrap().contains(why), "{event}");
+    scene.step().await.unwrap();
+    assert_eq!(scene.api.writes().iter().filter(|line| *line == EVENTS).count(), 0, "told once");
     for type_ in ["UpToDate", "Ready"] {
         let (status, reason, message) = scene.condition(type_);
         assert_eq!((status.as_str(), reason.as_str()), ("False", "Unschedulable"), "{type_}: {message}");
         assert!(message.contains(why), "{type_}: {message}");
     }
     assert_eq!(scene.condition("Available").0, "True");
+}
+
+/// A pod that finds its node is still on its way for a while.
+#[tokio::test]
+async fn that_a_trouble_is_over_is_told_once_all_pods_answer() {
+    let mut scene = Scene::serving().await;
+    scene.pods[1] = unschedulable("chat-b", "pod chat-b finds no node");
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("Ready").1, "Unschedulable");
+    let active = scene.service().status.unwrap().active_version.unwrap();
+    scene.pods[1] = PodView { ready: false, ..pod("chat-b") };
+    scene.api.edit(SERVICE, |service| {
+        let fetches = json!({"version": active, "phase": "Fetching"});
+        service["status"]["replicas"][1] = json!({"pod": "chat-b", "health": "Starting", "candidate": fetches,
+            "reportedAt": "2026-01-01T00:00:00Z"});
+    });
+    scene.api.requests();
+    scene.step().await.unwrap();
+    let told = format!("1 of 2 pods answer; pod chat-b: {active} is Fetching");
+    let waits = |status: &str| (status.to_owned(), "WaitingForPods".to_owned(), told.clone());
+    assert_eq!((scene.condition("Ready"), scene.condition("PodsReady")), (waits("True"), waits("False")));
+    let events = |scene: &Scene| {
+        let events = scene.api.requests().into_iter().filter(|request| request.line == EVENTS);
+        events.map(|event| (event.body["reason"].clone(), event.body["note"].clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(events(&scene), [], "it is on its way");
+    scene.pods[1] = pod("chat-b");
+    scene.api.edit(SERVICE, |service| {
+        service["status"]["replicas"][1] = json!({"pod": "chat-b", "health": "Healthy", "version": active,
+            "reportedAt": "2026-01-01T00:00:00Z"});
+    });
+    scene.step().await.unwrap();
+    assert_eq!(events(&scene), [(json!("PodsReady"), json!("2 of 2 pods answer"))]);
 }
 
 #[tokio::test]
