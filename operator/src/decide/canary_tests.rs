@@ -339,7 +339,7 @@ fn what_a_pod_waits_for_midway_is_told_and_what_helps_lifts_the_verdict() {
     scene.now += FIRST + PATIENCE;
     assert!(matches!(scene.step(), Some(Transition::RollingBack { .. })));
     let rejected = scene.state.rejected.clone().unwrap();
-    assert_eq!((rejected.gate.clone(), rejected.outcome), (GateName::Deadline, RejectedOutcome::RolledBack));
+    assert_eq!((rejected.gate, rejected.outcome), (GateName::Deadline, RejectedOutcome::RolledBack));
     assert!(judged::stands(&rejected, &first.wanted));
     for helps in [asked(1800, "absent"), asked(900, "5e0c")] {
         assert!(!judged::stands(&rejected, &helps.wanted), "{}", rejected.judged);
