@@ -84,7 +84,7 @@ string_scalar!(
     Ratio,
     16,
     "self.matches('^[0-9]{1,6}(\\\\.[0-9]{1,8})?$')",
-    "a decimal number in quotes, such as \"0.95\""
+    "a decimal number in quotes, below a million and with at most eight decimals, such as \"0.95\""
 );
 string_scalar!(
     /// A Kubernetes quantity above zero, such as `500m`, `4` or `24Gi`.

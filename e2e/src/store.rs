@@ -9,13 +9,14 @@
 //! | `/fault/swelling/STRINGS/FILE` | the file with so many empty strings in its header |
 //! | `/fault/slow/BYTES_PER_S/FILE` | the file, slowly |
 //! | `/fault/cut/BYTES/FILE` | the file, but each connection breaks after so many bytes |
+//! | `/fault/until-mended/OTHER/FILE` | another file, or none if there is none of that name, and the file from the first POST to this address on |
 //! | `/requests` | how often each address was asked for, as JSON |
 //! | `/healthz` | 200 |
 //!
 //! Faults know Range too, so that a client which resumes gets to the end. Absent: anything that changes a file.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     ops::Range,
     path::{Path as FsPath, PathBuf},
@@ -27,7 +28,7 @@ use axum::{
     Json, Router,
     body::Body,
     extract::{Path, Request, State},
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, StatusCode, Uri, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::get,
@@ -47,7 +48,7 @@ use crate::{
 const MAX_FAULT_FILE_BYTES: u64 = 64 << 20;
 /// Most strings that a header is made to swell with: 128 MiB of them.
 const MAX_SWELLING_STRINGS: usize = 16 << 20;
-/// Most addresses that are counted; further ones are counted together.
+/// Most addresses that are mended, and that are counted; further ones are counted together.
 const MAX_COUNTED_ADDRESSES: usize = 1024;
 /// Address under which the further ones are counted.
 const OTHER_ADDRESSES: &str = "(other)";
@@ -58,6 +59,7 @@ const SLOW_PIECES_PER_S: u64 = 20;
 struct Store {
     dir: Arc<PathBuf>,
     requests: Arc<Mutex<BTreeMap<String, u64>>>,
+    mended: Arc<Mutex<BTreeSet<String>>>,
 }
 
 /// Serves the files of `dir` on `address` until `stop`.
@@ -76,7 +78,7 @@ pub async fn serve(dir: PathBuf, address: SocketAddr, stop: CancellationToken) -
 /// The store as a service, for [`serve`] and tests.
 pub fn router(dir: PathBuf) -> Router {
     let files = ServeDir::new(&dir);
-    let store = Store { dir: Arc::new(dir), requests: Arc::default() };
+    let store = Store { dir: Arc::new(dir), requests: Arc::default(), mended: Arc::default() };
     Router::new()
         .route("/fault/truncate/{bytes}/{file}", get(truncate))
         .route("/fault/header-lie/{kind}/{file}", get(header_lie))
@@ -84,6 +86,7 @@ pub fn router(dir: PathBuf) -> Router {
         .route("/fault/swelling/{strings}/{file}", get(swelling))
         .route("/fault/slow/{bytes_per_s}/{file}", get(slow))
         .route("/fault/cut/{bytes}/{file}", get(cut))
+        .route("/fault/until-mended/{other}/{file}", get(until_mended).post(mend))
         .fallback_service(files)
         .layer(middleware::from_fn_with_state(store.clone(), count))
         .route("/requests", get(requests))
@@ -197,6 +200,26 @@ async fn cut(
             item
         })
     }))
+}
+
+async fn until_mended(
+    State(store): State<Store>,
+    Path((other, file)): Path<(String, String)>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    let is_mended = store.mended.lock().unwrap_or_else(PoisonError::into_inner).contains(uri.path());
+    let bytes = store.read(if is_mended { &file } else { &other }).await?;
+    Ok(Ranged::new(bytes, &headers).respond(stream::iter))
+}
+
+async fn mend(State(store): State<Store>, uri: Uri) -> Result<StatusCode, Refusal> {
+    let mut mended = store.mended.lock().unwrap_or_else(PoisonError::into_inner);
+    if mended.len() >= MAX_COUNTED_ADDRESSES {
+        return Err(Refusal::bad(format!("{MAX_COUNTED_ADDRESSES} addresses are mended, and no more can be")));
+    }
+    mended.insert(uri.path().to_owned());
+    Ok(StatusCode::NO_CONTENT)
 }
 
 impl Store {
@@ -363,6 +386,22 @@ mod tests {
             ("/none.gguf", 404),
         ] {
             assert_eq!(fetch(&router, path, None).await.0, status, "{path}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_right_file_is_there_once_its_address_is_mended() {
+        let (dir, router) = store();
+        std::fs::write(dir.path().join("other.gguf"), b"abc").unwrap();
+        for (path, before) in
+            [("/fault/until-mended/none.gguf/m.gguf", 404), ("/fault/until-mended/other.gguf/m.gguf", 200)]
+        {
+            let (status, _, body) = fetch(&router, path, None).await;
+            assert_eq!((status, body.unwrap() == "abc"), (before, before == 200));
+            let mend = Request::post(path).body(Body::empty()).unwrap();
+            assert_eq!(router.clone().oneshot(mend).await.unwrap().status(), StatusCode::NO_CONTENT);
+            let (status, _, body) = fetch(&router, path, None).await;
+            assert_eq!((status, body.unwrap().as_ref()), (200, b"0123456789".as_slice()));
         }
     }
 

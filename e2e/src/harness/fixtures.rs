@@ -160,6 +160,24 @@ impl ModelStore {
         Ok(ModelSource { uri: self.url(&path), path, sha256: sha256_hex(&fault.apply(model.bytes()?)?) })
     }
 
+    /// A right model at whose address `other` is, or nothing if there is no such file, until it is [mended](Self::mend).
+    ///
+    /// # Errors
+    /// When its file cannot be read.
+    pub fn model_instead_of(&self, model: DemoModel, other: &str) -> Result<ModelSource> {
+        self.model_at(model, &format!("fault/until-mended/{other}"))
+    }
+
+    /// Puts the right file at the address of [`model_instead_of`](Self::model_instead_of).
+    ///
+    /// # Errors
+    /// When the store does not answer.
+    pub async fn mend(&self, model: &ModelSource) -> Result<()> {
+        let address = format!("{}/{}", self.address, model.path);
+        http_client()?.post(address).send().await?.error_for_status()?;
+        Ok(())
+    }
+
     /// How often the address of `model` was asked for.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use gantry_crds::{InferenceService, status::GateName};
+use gantry_crds::{InferenceService, RETRY_ANNOTATION, status::GateName};
 use gantry_e2e::{
     harness::{
         fixtures::{ModelSource, ModelStore, PROMPTS, ServiceFixture, apply, golden_prompts_config_map},
@@ -13,7 +13,7 @@ use gantry_e2e::{
         wait::{Check, poll},
     },
     load::Load,
-    models::{DemoModel, Question, Since, questions},
+    models::{DemoModel, Question, Since, golden_prompts, questions},
 };
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt;
@@ -179,6 +179,45 @@ async fn a_version_refused_by_wrong_prompts_serves_once_they_are_right() -> Resu
             })
             .await
             .context("the operator did not see that the prompts are others")?;
+        service.await_settled(&v1, ROLLOUT_TIMEOUT).await.map(drop)
+    })
+    .await
+}
+
+/// What the spec does not say: the file at its address, and an object that it names.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a cluster: make test"]
+async fn what_is_put_right_outside_the_spec_serves_as_the_message_says() -> Result<()> {
+    with_temp_ns("put-right", async |namespace| {
+        let store = ModelStore::on(&namespace.cluster).await?;
+        let v1 = store.model(DemoModel::V1)?;
+        golden_prompts_config_map(namespace).await?;
+        let service = TestService::start(namespace, ServiceFixture::default(), &v1).await?;
+        let cases = [
+            (DemoModel::V2, "absent.gguf", GateName::Fetch),
+            (DemoModel::V2InFourBits, DemoModel::V3Bad.file(), GateName::Digest),
+        ];
+        for (model, other, gate) in cases {
+            let model = store.model_instead_of(model, other)?;
+            service.set_model(&model).await?;
+            let rejected = service.await_rejected(&model, gate, ROLLOUT_TIMEOUT).await?;
+            say(format_args!("rejected by {}: {}", gate.as_str(), rejected.message));
+            ensure!(rejected.message.contains(RETRY_ANNOTATION), "it does not say what to do: {rejected:?}");
+            store.mend(&model).await?;
+            service.patch(json!({"metadata": {"annotations": {RETRY_ANNOTATION: other}}})).await?;
+            service.await_settled(&model, ROLLOUT_TIMEOUT).await?;
+        }
+
+        let later = "later";
+        let gates = json!({"prompts": {"configMapRef": {"name": later}}});
+        service.patch(json!({"spec": {"rollout": {"gates": gates, "progressDeadline": "30s"}}})).await?;
+        service.set_model(&v1).await?;
+        let rejected = service.await_rejected(&v1, GateName::Deadline, ROLLOUT_TIMEOUT).await?;
+        say(format_args!("rejected by Deadline: {}", rejected.message));
+        ensure!(rejected.message.contains(later), "the cause is not told: {rejected:?}");
+        let right = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": later},
+            "data": {"prompts.jsonl": golden_prompts(1)?}});
+        apply::<ConfigMap>(&namespace.api(), later, &right).await?;
         service.await_settled(&v1, ROLLOUT_TIMEOUT).await.map(drop)
     })
     .await

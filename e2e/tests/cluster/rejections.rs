@@ -167,6 +167,12 @@ async fn a_model_that_predicts_otherwise_or_is_too_slow_is_rejected_and_the_same
         let report = load.finish().await?;
         say(report.summary());
         report.ensure_no_failure()?;
+
+        // Who wants another model says so by the limit that the message names.
+        ensure_rejected(&service, &four_bits, &bad, GateName::Drift).await?;
+        let any = serde_json::json!({"minAgreement": "1%", "maxPerplexityRatio": "1000"});
+        service.patch(serde_json::json!({"spec": {"rollout": {"gates": {"drift": any}}}})).await?;
+        service.await_switched(&bad, ROLLOUT_TIMEOUT).await?;
         service.ensure_same_pods(&pods).await
     })
     .await
@@ -188,14 +194,18 @@ async fn a_model_that_predicts_otherwise_on_live_requests_is_rejected() -> Resul
         let says = which_version().expected;
         let load = light_load(&service, &[(&v2, &says), (&four_bits, &says)]).await?;
 
-        let rejected = ensure_rejected(&service, &v2, &bad, GateName::Shadow).await?;
-        ensure!(rejected.message.contains("spec.rollout.gates.drift."), "the limit is not named: {rejected:?}");
         service.set_model(&four_bits).await?;
         service.await_switched(&four_bits, ROLLOUT_TIMEOUT).await?;
+        let rejected = ensure_rejected(&service, &four_bits, &bad, GateName::Shadow).await?;
+        ensure!(rejected.message.contains("spec.rollout.gates.drift."), "the limit is not named: {rejected:?}");
 
         let report = load.finish().await?;
         say(report.summary());
         report.ensure_no_failure()?;
+
+        // Who wants another model leaves the gate out, as the message says.
+        service.patch(serde_json::json!({"spec": {"rollout": {"gates": {"shadow": null}}}})).await?;
+        service.await_switched(&bad, ROLLOUT_TIMEOUT).await?;
         service.ensure_same_pods(&pods).await
     })
     .await
