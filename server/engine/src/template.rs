@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use gantry_llama::template_limits::TEMPLATE_CPU_MS;
 use gantry_llama::{
-    ChatError, ChatPrompt, ChatTemplate, Model, SAMPLE_CHATS, SAMPLE_WORD, SampleChat, SpecialTokens, TemplateLimit,
-    TemplateSource, says_sample_word,
+    ChatError, ChatPrompt, ChatTemplate, Model, SAMPLE_CHATS, SAMPLE_WORD, SampleChat, ShownCalls, SpecialTokens,
+    TemplateLimit, TemplateSource, says_sample_word,
 };
 use serde::{Deserialize, Serialize};
 
@@ -129,6 +129,14 @@ impl Renderer {
         match self {
             Self::Here(template) => template.knows_tools(),
             Self::Apart(processes) => processes.knows().tools,
+        }
+    }
+
+    /// What it shows of earlier calls of tools.
+    pub(crate) fn shown_calls(&self) -> ShownCalls {
+        match self {
+            Self::Here(template) => template.shown_calls(),
+            Self::Apart(processes) => processes.knows().shown_calls,
         }
     }
 

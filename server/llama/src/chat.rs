@@ -24,9 +24,10 @@ use crate::model::Model;
 use crate::shim::{self, RawChatTemplate, RawTemplateLimits, RawText};
 use limits::{
     MAX_TEMPLATE_BYTES, MAX_TEMPLATE_EXPRESSION_PARTS, MAX_TEMPLATE_NESTING, TEMPLATE_CPU_MS, TEMPLATE_MEMORY_BYTES,
-    TEMPLATE_MEMORY_PER_INPUT_BYTE,
+    TEMPLATE_MEMORY_PER_INPUT_BYTE, TRY_CALLS_CPU_MS,
 };
 pub use parser::{AnswerForm, AnswerParser, CallGrammar, Lead, ParsedAnswer, ParsedCall, ThoughtForm, ThoughtStage};
+use samples::{CALLED_WORD, CALLS_AND_RESULTS, RETURNED_WORD, SAMPLE_TOOLS, says};
 pub use samples::{SAMPLE_CHATS, SAMPLE_WORD, SampleChat, says_sample_word};
 
 /// What a template is made of: all that is needed to render without the model.
@@ -62,6 +63,15 @@ impl TemplateSource {
     }
 }
 
+/// What of earlier calls of tools reaches the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShownCalls {
+    /// The calls of an assistant's turn.
+    pub calls: bool,
+    /// The messages that tell what tools returned.
+    pub results: bool,
+}
+
 /// What a template is parsed from.
 #[derive(Serialize)]
 struct Parsed<'a> {
@@ -75,6 +85,7 @@ struct Parsed<'a> {
 pub struct ChatTemplate {
     ptr: NonNull<RawChatTemplate>,
     text: String,
+    shown_calls: ShownCalls,
 }
 
 // SAFETY: owned, bound to no thread.
@@ -159,7 +170,12 @@ impl ChatTemplate {
         };
         let reason = reason.into_result();
         match NonNull::new(ptr) {
-            Some(ptr) => Ok(Self { ptr, text: source.text.clone() }),
+            Some(ptr) => {
+                let shown_calls = ShownCalls { calls: true, results: true };
+                let mut made = Self { ptr, text: source.text.clone(), shown_calls };
+                made.shown_calls = made.try_calls(most_bytes);
+                Ok(made)
+            }
             None => Err(fault::error(&reason.err().unwrap_or_default(), &source.text)),
         }
     }
@@ -169,6 +185,34 @@ impl ChatTemplate {
     pub fn knows_tools(&self) -> bool {
         // SAFETY: the template is alive.
         unsafe { shim::gantry_chat_template_knows_tools(self.ptr.as_ptr()) }
+    }
+
+    /// What it shows of earlier calls of tools.
+    #[must_use]
+    pub fn shown_calls(&self) -> ShownCalls {
+        self.shown_calls
+    }
+
+    /// Looks for calls and results in what it makes of chats that have some. Where it refuses all of these, it says so to whoever
+    /// asks, and nothing is lost in silence.
+    fn try_calls(&self, most_bytes: u64) -> ShownCalls {
+        let tools = if self.knows_tools() { SAMPLE_TOOLS } else { "[]" };
+        let mut prompts = Vec::new();
+        for (messages, has_result) in CALLS_AND_RESULTS {
+            let asked = format!("{{\"messages\":{messages},\"tools\":{tools},\"callable\":[]}}");
+            let rendered = self.render_json(&asked, TRY_CALLS_CPU_MS, most_bytes);
+            match rendered.and_then(|rendered| ChatPrompt::from_json(&rendered)) {
+                Ok(chat) => prompts.push((chat.prompt, has_result)),
+                // Each further one would take as much.
+                Err(ChatError::TemplateLimit { .. }) => break,
+                Err(_) => {}
+            }
+        }
+        let with_result = || prompts.iter().filter(|(_, has_result)| *has_result);
+        ShownCalls {
+            calls: prompts.is_empty() || prompts.iter().any(|(prompt, _)| says(prompt, CALLED_WORD)),
+            results: with_result().next().is_none() || with_result().any(|(prompt, _)| says(prompt, RETURNED_WORD)),
+        }
     }
 
     /// Whether what a model thinks has a place of its own in answers.
@@ -314,6 +358,36 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// The turns of `SmolLM2`'s template, which writes whatever role a message has.
+    const TURNS: &str =
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}";
+    /// Those of Gemma 3's, which wants a user's and a model's by turns.
+    const BY_TURNS: &str = "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('by turns') }}{% endif %}<start_of_turn>{{ m['role'] }}\n{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}";
+
+    #[test]
+    fn what_a_template_shows_of_earlier_calls_is_what_appears_in_its_prompts() {
+        let calls = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }} {{ c.function.arguments }}{% endfor %}{% endfor %}";
+        let loud = calls
+            .replace("m.content", "m.content | upper")
+            .replace("c.function.arguments", "c.function.arguments | tojson | upper");
+        let users = calls.replace("{{ m.content }}", "{% if m.role == 'user' %}{{ m.content }}{% endif %}");
+        let looked_at = "{% for m in messages %}{% if m.tool_calls %}{% endif %}{{ m.content }}{% endfor %}";
+        let refused = "{% for m in messages %}{% if m.tool_calls %}{{ raise_exception('no calls') }}{% endif %}{{ m.content }}{% endfor %}";
+        for (what, template, calls, results) in [
+            ("turns of any role", TURNS, false, true),
+            ("calls of no turn, results refused", BY_TURNS, false, true),
+            ("both", calls, true, true),
+            ("both in other letters", &loud, true, true),
+            ("calls alone", &users, true, false),
+            ("calls that are looked at and not written", looked_at, false, true),
+            ("calls that it refuses itself", refused, true, true),
+        ] {
+            let source = TemplateSource { text: template.to_owned(), ..TemplateSource::default() };
+            let template = ChatTemplate::parse(&source).unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert_eq!(template.shown_calls(), ShownCalls { calls, results }, "{what}");
+        }
+    }
 
     #[test]
     fn messages_without_shape_are_refused() {

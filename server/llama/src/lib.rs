@@ -44,8 +44,8 @@ pub use backend::{
 pub use batch::Batch;
 pub use chat::{
     AnswerForm, AnswerParser, CallGrammar, ChatPrompt, ChatTemplate, Lead, ParsedAnswer, ParsedCall, SAMPLE_CHATS,
-    SAMPLE_WORD, SampleChat, TemplateSource, ThoughtForm, ThoughtStage, end_after_cpu, exit_on_limits, limit_of_exit,
-    limits as template_limits, says_sample_word,
+    SAMPLE_WORD, SampleChat, ShownCalls, TemplateSource, ThoughtForm, ThoughtStage, end_after_cpu, exit_on_limits,
+    limit_of_exit, limits as template_limits, says_sample_word,
 };
 pub use context::{Context, ContextParams, KvType, MAX_SEQUENCES, Pooling};
 pub use error::{

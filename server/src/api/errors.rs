@@ -262,6 +262,8 @@ fn of_request(error: RequestError, message: String, prompt_param: &'static str) 
             // As the client calls it.
             let param = param.map(|param| match param.as_str() {
                 "prompt" | "messages" => Cow::Borrowed(prompt_param),
+                // What is none of `messages` there has a count of its own.
+                within if within.starts_with("messages[") && prompt_param != "messages" => Cow::Borrowed(prompt_param),
                 _ => Cow::Owned(param),
             });
             ApiError::invalid(param, ErrorCode::Other(code), message)
@@ -359,6 +361,14 @@ mod tests {
             (taken(RequestError::Internal(String::new()).into()), 500, "internal_error"),
         ] {
             assert_eq!((error.status, error.code.as_str()), (status, code));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_within_messages_is_named_where_there_are_messages() {
+        for (prompt_param, param) in [("messages", "messages[1].tool_calls"), ("input", "input")] {
+            let error = RequestError::invalid("messages[1].tool_calls", "tools_not_supported", "no").into();
+            assert_eq!(of_generation(error, prompt_param).param.as_deref(), Some(param));
         }
     }
 

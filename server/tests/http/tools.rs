@@ -210,6 +210,39 @@ async fn what_is_thought_is_told_apart_and_can_be_turned_off() {
     assert_eq!(refused.json::<Value>().await.unwrap()["error"]["param"], "tools");
     tools["tool_choice"] = json!("none");
     assert_eq!(whole(&server, &tools).await, thought);
+    // And what was called before, whether tools are offered now or not.
+    let called = json!([
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": null, "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Nothing."},
+    ]);
+    let used = json!([
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "Nothing."}]},
+    ]);
+    let items = json!([
+        {"role": "user", "content": "Look."},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "Nothing."},
+    ]);
+    for (path, body, param) in [
+        (CHAT, json!({"messages": called}), json!("messages[1].tool_calls")),
+        ("/v1/messages", json!({"model": "thinks", "max_tokens": 8, "messages": used}), Value::Null),
+        ("/v1/responses", json!({"input": items}), json!("input")),
+    ] {
+        let refused = server.post(path, &body).send().await.unwrap();
+        assert_eq!(refused.status(), 400, "{path}");
+        let error = refused.json::<Value>().await.unwrap()["error"].take();
+        assert_eq!(error["param"], param, "{path}: {error}");
+        let told = error["message"].as_str().unwrap();
+        assert!(told.contains(r#"the tool "look" (call "c1")"#) && told.contains("`content`"), "{path}: {told}");
+    }
+    // As it says to do.
+    let said = json!([{"role": "user", "content": "Look."}, {"role": "assistant", "content": "I looked: nothing."}, {"role": "user", "content": "And now?"}]);
+    let mut body_said = body.clone();
+    body_said["messages"] = said;
+    assert_eq!(server.post(CHAT, &body_said).send().await.unwrap().status(), 200);
     let mut untold = body.clone();
     untold["include_reasoning"] = json!(false);
     assert_eq!(whole(&server, &untold).await["message"]["reasoning_content"], Value::Null);

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 
-use gantry_llama::{ChatError, TemplateSource};
+use gantry_llama::{ChatError, ShownCalls, TemplateSource};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::limits::MAX_TEMPLATE_MESSAGE_BYTES;
@@ -12,6 +12,7 @@ use super::limits::MAX_TEMPLATE_MESSAGE_BYTES;
 pub(super) struct Knows {
     pub(super) tools: bool,
     pub(super) thinking: bool,
+    pub(super) shown_calls: ShownCalls,
 }
 
 /// To the process.

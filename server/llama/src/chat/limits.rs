@@ -3,6 +3,8 @@
 
 /// The most milliseconds that rendering a chat may compute. Published ones take 10 to 70 for each hundred messages.
 pub const TEMPLATE_CPU_MS: u64 = 1000;
+/// The most milliseconds of computing after which it is not tried any longer what a template shows of a call of a tool.
+pub(super) const TRY_CALLS_CPU_MS: u64 = 100;
 /// The most memory that rendering a chat may take, in bytes, beside what the messages are good for.
 pub const TEMPLATE_MEMORY_BYTES: u64 = 64 * 1024 * 1024;
 /// And for each byte of the messages: they are there as text, as JSON, as the template's values and in the prompt.

@@ -2,8 +2,10 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use gantry_core::{Chat, Tool, ToolChoice, messages_json};
-use gantry_llama::{AnswerForm, ChatPrompt, InfillTokens, Lead, Model, SpecialTokens, TokenTexts, TokenizeError};
+use gantry_core::{Chat, Message, Role, Tool, ToolCall, ToolChoice, messages_json};
+use gantry_llama::{
+    AnswerForm, ChatPrompt, InfillTokens, Lead, Model, ShownCalls, SpecialTokens, TokenTexts, TokenizeError,
+};
 use serde_json::{Map, Value, json};
 
 use super::call_schema::bindable;
@@ -89,6 +91,28 @@ fn tool_json(tool: &Tool) -> Result<Value, RequestError> {
 fn json_of(param: &str, text: &str) -> Result<Value, RequestError> {
     serde_json::from_str(text)
         .map_err(|error| RequestError::invalid(param, "invalid_json", format!("{param}: {error}")))
+}
+
+/// Refuses a chat in which a tool was called or answered, where its template leaves that out: the model would go on with another chat
+/// than was asked.
+fn check_shown(messages: &[Message], shown: ShownCalls) -> Result<(), RequestError> {
+    let refused = |index: usize, field: &str, what: String| {
+        let message = format!(
+            "{what}: this model's chat template has no place for that, so that it would not be told. Say it in the `content` of a \
+             user's or an assistant's message instead, or have the model served with a template that shows it"
+        );
+        Err(RequestError::invalid(&format!("messages[{index}].{field}"), "tools_not_supported", message))
+    };
+    for (i, message) in messages.iter().enumerate() {
+        if let Some(ToolCall { id, name, .. }) = message.tool_calls.first().filter(|_| !shown.calls) {
+            return refused(i, "tool_calls", format!("the assistant called the tool {name:?} (call {id:?})"));
+        }
+        if message.role == Role::Tool && !shown.results {
+            let id = message.tool_call_id.as_deref().unwrap_or_default();
+            return refused(i, "content", format!("a tool returned something (to the call {id:?})"));
+        }
+    }
+    Ok(())
 }
 
 /// Why a text that came as `param` became no tokens.
@@ -197,6 +221,7 @@ impl Vocabulary for LlamaVocabulary {
             let message = "tools: this model's chat template has no place for tools, so that it would not be told of any; leave `tools` out, or serve a model that was taught to call them";
             return Err(RequestError::invalid("tools", "tools_not_supported", message));
         }
+        check_shown(&chat.messages, template.shown_calls())?;
         // The parsers read whole turns, and of one that is continued the beginning is not in the answer.
         let reads_calls = !chat.tools.is_empty() && (reads == Reads::All || chat.tool_choice != ToolChoice::None);
         let reads_answer =
