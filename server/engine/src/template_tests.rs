@@ -24,6 +24,8 @@ fn a_template_that_does_not_parse_is_told_with_its_line() {
     for (template, line) in [
         ("{% for m in messages %}\n{{ m.content }}\n{% endfo %}", "line 3, `{% endfo %}`: Unknown statement: endfo"),
         ("one\n{{ messages[0].content / }}", "line 2, `{{ messages[0].content / }}`: Unexpected token"),
+        ("one\n{% for m of messages %}{% endfor %}", "line 2, `{% for m of messages %}{% endfor %}`: Expected 'in'"),
+        ("one\n{{ (messages }}", "line 2, `{{ (messages }}`: parser: Parser Error: Expected"),
         ("one\n{{ 99999999999999999999 }}", "line 2, `{{ 99999999999999999999 }}`: the number is too large"),
     ] {
         let error = try_out(template).unwrap_err().to_string();

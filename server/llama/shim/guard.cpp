@@ -97,6 +97,10 @@ void guard::lift() noexcept {
     }
 }
 
+int64_t guard::memory_left() noexcept {
+    return current != nullptr ? current->memory_limit_ - current->live_ : INT64_MAX;
+}
+
 void guard::refuse(limit which) {
     if (broken_ == limit::none) {
         broken_ = which;

@@ -38,6 +38,9 @@ class guard {
     // Ends it early.
     void lift() noexcept;
 
+    // What the calling thread may still take of memory.
+    static int64_t memory_left() noexcept;
+
     // What an allocation is told to do before and after.
     void before(size_t size);
     void took(size_t bytes) noexcept { live_ += static_cast<int64_t>(bytes); }

@@ -1,6 +1,7 @@
 #include "template.h"
 
 #include "chat.h"
+#include "guard.h"
 #include "json.h"
 
 #include <algorithm>
@@ -13,6 +14,42 @@ namespace {
 
 size_t line_of(const std::string & text, size_t pos) {
     return 1 + static_cast<size_t>(std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(std::min(pos, text.size())), '\n'));
+}
+
+// What is computed to find the place of a limit, and in the last look for it.
+constexpr uint64_t LOOKS_CPU_MS = 400;
+
+// Said as the interpreter says it.
+[[noreturn]] void refuse_at(const std::string & text, size_t pos, const std::string & what) {
+    pos                 = std::min(pos, text.size());
+    const size_t start  = pos == 0 ? std::string::npos : text.rfind('\n', pos - 1);
+    const size_t column = pos - (start == std::string::npos ? 0 : start + 1) + 1;
+    throw std::runtime_error("While executing a template at line " + std::to_string(line_of(text, pos)) + ", column " +
+                             std::to_string(column) + " \nError: " + what);
+}
+
+// The memory that was not enough for all of `most` is not enough for this many, and is for one less; 0: that cannot be told. `first`
+// gives so many of them, and `make` made something of all.
+template <typename First, typename Make>
+size_t fewest_too_many(size_t most, int64_t bytes, First first, Make make) {
+    // The guard outside is broken by now.
+    guard  beside(LOOKS_CPU_MS, INT64_MAX);
+    size_t fine = 0, refused = most;
+    while (refused - fine > 1) {
+        const size_t half = fine + (refused - fine) / 2;
+        const auto   part = first(half);
+        guard        look(LOOKS_CPU_MS, static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
+        try {
+            make(part);
+        } catch (const std::exception &) {
+            // A part of a template is none.
+        }
+        if (look.broken() == limit::time) {
+            return 0;
+        }
+        (look.broken() == limit::none ? fine : refused) = half;
+    }
+    return refused;
 }
 
 [[noreturn]] void refuse(const std::string & text, size_t pos, const char * what, size_t most) {
@@ -85,13 +122,31 @@ void check_nesting(const jinja::lexer_result & lexed, size_t max_nesting, size_t
     }
 }
 
-// What the parser does not like it says without a place: it is the last of the fewest tokens of which it says the same.
-// Said as the interpreter says it.
+// A limit that is passed here is told by where in the text.
+jinja::lexer_result lex(const std::string & text) {
+    const auto bytes = guard::memory_left();
+    try {
+        return jinja::lexer().tokenize(text);
+    } catch (const limit_exceeded & e) {
+        const auto first = [&](size_t count) { return text.substr(0, count); };
+        const auto make  = [](const std::string & part) { (void) jinja::lexer().tokenize(part); };
+        const size_t refused = e.which == limit::memory ? fewest_too_many(text.size(), bytes, first, make) : 0;
+        if (refused == 0) {
+            throw;
+        }
+        refuse_at(text, refused - 1, e.what());
+    }
+}
+
+// What the parser does not like it says without a line: it is the last of the fewest tokens of which it says the same.
 jinja::program parse(const jinja::lexer_result & lexed) {
+    const auto bytes = guard::memory_left();
+    const auto first = [&](size_t count) -> jinja::lexer_result {
+        return {{lexed.tokens.begin(), lexed.tokens.begin() + static_cast<ptrdiff_t>(count)}, lexed.source};
+    };
     const auto refusal = [&](size_t count) -> std::string {
-        const auto end = lexed.tokens.begin() + static_cast<ptrdiff_t>(count);
         try {
-            (void) jinja::parse_from_tokens({{lexed.tokens.begin(), end}, lexed.source});
+            (void) jinja::parse_from_tokens(first(count));
         } catch (const std::exception & e) {
             return e.what();
         }
@@ -99,8 +154,13 @@ jinja::program parse(const jinja::lexer_result & lexed) {
     };
     try {
         return jinja::parse_from_tokens(lexed);
-    } catch (const jinja::parser_exception &) {
-        throw; // says its place
+    } catch (const limit_exceeded & e) {
+        const auto make = [](const jinja::lexer_result & part) { (void) jinja::parse_from_tokens(part); };
+        const size_t refused = e.which == limit::memory ? fewest_too_many(lexed.tokens.size(), bytes, first, make) : 0;
+        if (refused == 0) {
+            throw;
+        }
+        refuse_at(lexed.source, lexed.tokens[refused - 1].pos, e.what());
     } catch (const std::exception & e) {
         const std::string what = e.what();
         size_t fine = 0, refused = lexed.tokens.size();
@@ -111,14 +171,10 @@ jinja::program parse(const jinja::lexer_result & lexed) {
         if (refused == 0) {
             throw;
         }
-        const size_t pos   = std::min(lexed.tokens[refused - 1].pos, lexed.source.size());
-        const size_t start = pos == 0 ? std::string::npos : lexed.source.rfind('\n', pos - 1);
-        const size_t column = pos - (start == std::string::npos ? 0 : start + 1) + 1;
         // All that the standard library says of a number that is too large is the name of its function.
         const bool number = dynamic_cast<const std::out_of_range *>(&e) && what.rfind("sto", 0) == 0;
-        throw std::runtime_error("While executing a template at line " + std::to_string(line_of(lexed.source, pos)) +
-                                 ", column " + std::to_string(column) +
-                                 " \nError: " + (number ? "the number is too large" : what));
+        // Behind the first line is some of the text.
+        refuse_at(lexed.source, lexed.tokens[refused - 1].pos, number ? "the number is too large" : what.substr(0, what.find('\n')));
     }
 }
 
@@ -134,8 +190,7 @@ template_probe::template_probe(
     const std::string & text, std::string bos, std::string eos, size_t max_nesting, size_t max_expression)
     : parts_(nullptr) {
     auto made = std::make_unique<parts>();
-    jinja::lexer lexer;
-    auto lexed = lexer.tokenize(text);
+    auto lexed = lex(text);
     check_nesting(lexed, max_nesting, max_expression);
     made->program = parse(lexed);
     made->tools   = std::any_of(lexed.tokens.begin(), lexed.tokens.end(), [](const jinja::token & tok) {

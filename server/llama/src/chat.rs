@@ -390,6 +390,33 @@ mod tests {
     }
 
     #[test]
+    fn a_template_that_takes_too_much_memory_to_be_read_is_told_by_its_line() {
+        // Signs take most where the text is taken apart, and what an expression is made of where it is read.
+        for (what, line) in
+            [("signs", "{% if a %}{% endif %}\n"), ("expressions", "{{ a.b.c.d.e.f.g.h + i.j.k.l.m.n }}\n")]
+        {
+            let text = |lines: usize| line.repeat(lines) + "{{ messages[-1].content }}";
+            let parsed = |lines: usize, bytes: u64| {
+                let source = TemplateSource { text: text(lines), ..TemplateSource::default() };
+                ChatTemplate::parse_within(&source, bytes).map(drop)
+            };
+            assert_eq!(parsed(10, 3 << 20), Ok(()), "{what}");
+            let mut last = 0;
+            for bytes in [2 << 20, 4 << 20] {
+                let told = parsed(6_000, bytes).unwrap_err();
+                let ChatError::TemplateLimit { limit: TemplateLimit::Memory, at: Some(at) } = &told else {
+                    panic!("{what}: {told}")
+                };
+                let number: usize = at.strip_prefix("at line ").unwrap().split(',').next().unwrap().parse().unwrap();
+                assert!(at.ends_with(&format!("`{}`", line.trim_end())), "{what}: {at}");
+                // With more memory it comes further.
+                assert!(number > last.max(100) && number < 6_000, "{what}: {at}");
+                last = number;
+            }
+        }
+    }
+
+    #[test]
     fn messages_without_shape_are_refused() {
         assert_eq!(check_chat(r#"[{"role":"user","content":"hi"}]"#), Ok(()));
         assert_eq!(check_chat(r#"[{"role":"assistant","tool_calls":[]}]"#), Ok(()));
