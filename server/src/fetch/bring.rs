@@ -14,7 +14,7 @@ use super::cache::CachedModel;
 use super::digest::Digest;
 use super::download::blocking;
 use super::error::FetchError;
-use super::limits::{PEEK_FIRST_BYTES, PEEK_MAX_BYTES};
+use super::limits::{MAX_HEADERS_BYTES, PEEK_FIRST_BYTES, PEEK_MAX_BYTES};
 use super::progress::FetchProgress;
 use super::refs::{FileState, Ref, RefFile};
 use super::resolve::{Named, NamedFile};
@@ -259,16 +259,18 @@ impl Fetcher {
     }
 
     /// Writes into `folder` what was named as far as headers go: files of the right length, of which the headers are
-    /// there and the rest is empty. Gives the first one's path; `None` where the server does not serve parts, or a header is longer
-    /// than is read ahead. One try.
+    /// there and the rest is empty and takes no room. Gives the first one's path; `None` where the server does not serve parts, or a
+    /// header, or all of them ([`MAX_HEADERS_BYTES`]), are longer than is read ahead. One try.
     ///
     /// # Errors
     /// The store does not answer, refuses, or has no such file; the folder cannot be written.
     pub async fn headers(&self, named: &Named, folder: &Path) -> Result<Option<PathBuf>, FetchError> {
         let count = named.files.len() as u64;
-        let mut first = None;
+        let (mut first, mut left_bytes) = (None, MAX_HEADERS_BYTES);
         for (number, file) in (1..).zip(&named.files) {
             let Some((prefix, total)) = self.header(&file.source).await? else { return Ok(None) };
+            let Some(left) = left_bytes.checked_sub(prefix.len() as u64) else { return Ok(None) };
+            left_bytes = left;
             let name =
                 if count == 1 { String::from("model.gguf") } else { format!("model{}", split::suffix(number, count)) };
             let path = folder.join(name);
@@ -283,7 +285,7 @@ impl Fetcher {
         Ok(first)
     }
 
-    /// The beginning of a file with its whole header, and the length of the file.
+    /// The header of a file, or as much as shows what is wrong with it, and the length of the file.
     async fn header(&self, source: &Source) -> Result<Option<(Vec<u8>, u64)>, FetchError> {
         let mut bytes = PEEK_FIRST_BYTES;
         loop {
@@ -293,8 +295,13 @@ impl Fetcher {
                     bytes = at_least.max(bytes.saturating_mul(2)).min(PEEK_MAX_BYTES);
                 }
                 Err(gantry_gguf::GgufError::NeedMoreBytes { .. }) => return Ok(None),
+                Ok(header) => {
+                    let mut prefix = peek.prefix;
+                    prefix.truncate(usize::try_from(header.summary().header_bytes).unwrap_or(usize::MAX));
+                    return Ok(Some((prefix, peek.total)));
+                }
                 // What is wrong with it is for who asked.
-                _ => return Ok(Some((peek.prefix, peek.total))),
+                Err(_) => return Ok(Some((peek.prefix, peek.total))),
             }
         }
     }

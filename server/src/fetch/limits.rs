@@ -47,6 +47,9 @@ pub const FILE_BUFFER_BYTES: usize = 1024 * 1024;
 pub const PEEK_FIRST_BYTES: u64 = 1024 * 1024;
 /// A header longer than this is judged only after the download.
 pub const PEEK_MAX_BYTES: u64 = 16 * 1024 * 1024;
+/// The most that headers of a model's parts take on the disk while they are read ahead, together. They are no part of the cache's limit,
+/// but of the 256 MiB that a pod has beside it; a model with more is judged only after the download.
+pub const MAX_HEADERS_BYTES: u64 = 64 * 1024 * 1024;
 /// The shortest time between two reports on a download.
 pub const PROGRESS_PERIOD: Duration = Duration::from_millis(250);
 /// Clients that are kept for sources with authorities of their own; with more all are made anew.

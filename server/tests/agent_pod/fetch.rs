@@ -1,10 +1,14 @@
 //! Fetching against a real server that misbehaves in every way that a real one can.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_server::fetch::{Cache, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Reach, Source};
+use gantry_server::fetch::limits::MAX_HEADERS_BYTES;
+use gantry_server::fetch::{
+    Cache, CachedModel, Digest, FetchError, FetchProgress, Fetcher, Named, NamedFile, Reach, Source,
+};
 use proptest::prelude::*;
 use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -63,6 +67,36 @@ async fn a_file_is_fetched_once_and_then_cached() {
     assert_eq!((last.bytes, last.total), (content.len() as u64, Some(content.len() as u64)));
     fetch(&fetcher, &server.url(), digest(&content)).await.unwrap();
     assert_eq!(server.asked().len(), 1);
+}
+
+#[tokio::test]
+async fn headers_that_are_read_ahead_take_no_more_room_than_they_may() {
+    let named = |server: &FileServer, count: usize| Named {
+        files: vec![NamedFile { source: Source::parse(&server.url(), None).unwrap(), digest: None }; count],
+        pinned: None,
+    };
+    let taken = |folder: &Path| -> u64 {
+        let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().metadata().unwrap());
+        files.map(|file| file.blocks() * 512).sum()
+    };
+    let cache = tempfile::tempdir().unwrap();
+    let fetcher = fetcher(cache.path());
+    // Of a whole one nothing is kept but its header, however much came with it.
+    let demo = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/models/demo-v2.f16.gguf")).unwrap();
+    let header_bytes = gantry_gguf::read_header_prefix(&demo, demo.len() as u64).unwrap().summary().header_bytes;
+    let (server, folder) = (FileServer::start(demo.clone()).await, tempfile::tempdir().unwrap());
+    let first = fetcher.headers(&named(&server, 1), folder.path()).await.unwrap().unwrap();
+    assert_eq!(std::fs::metadata(&first).unwrap().len(), demo.len() as u64);
+    assert!(gantry_gguf::read_header(&first).is_ok());
+    assert!(taken(folder.path()) <= header_bytes.next_multiple_of(4096), "{} of {header_bytes}", taken(folder.path()));
+    // Parts that are no models are kept as far as they were read, for who says so, and all of them within the limit.
+    let (server, folder) = (FileServer::start(content(1 << 20, 9)).await, tempfile::tempdir().unwrap());
+    let fit = usize::try_from(MAX_HEADERS_BYTES >> 20).unwrap();
+    for (count, is_read) in [(fit, true), (fit + 1, false)] {
+        let read = fetcher.headers(&named(&server, count), folder.path()).await.unwrap();
+        assert_eq!(read.is_some(), is_read, "{count}");
+        assert!(taken(folder.path()) <= 2 * MAX_HEADERS_BYTES + (1 << 20), "{}", taken(folder.path()));
+    }
 }
 
 #[tokio::test]
