@@ -8,6 +8,7 @@
 mod forms;
 
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -185,12 +186,14 @@ impl Bench<'_> {
     /// Takes the candidate through the gates.
     async fn judge(&self, found: Found, reference: Option<Loaded>) -> anyhow::Result<Outcome> {
         let named = self.settings.candidate.named.display().to_string();
-        let Found { files, origin, digest } = found;
+        let Found { files, origin, digest, stamps } = found;
         let report = self.report(CANDIDATE);
         tell_file(&report, &origin, digest);
         let job = self.job(CANDIDATE, reference.as_ref());
         let load = self.loader.load(&job, files, &report);
         let loaded = self.while_it_gets_on(load).await?;
+        // From then on it is in memory.
+        tokio::task::spawn_blocking(move || are_unchanged(&stamps)).await??;
         let passed = match loaded {
             Ok(Some(loaded)) => {
                 let answers = judge_answers(&job, &loaded.version, self.settings.prompts.as_ref(), &report);
@@ -266,6 +269,8 @@ struct Found {
     origin: Origin,
     /// Of a model in one file, where it is known.
     digest: Option<Digest>,
+    /// What files of this machine were when they were found.
+    stamps: Vec<FileStamp>,
 }
 
 /// Where the files of a model come from.
@@ -281,17 +286,15 @@ async fn find(model: &NamedModel, is_hashed: bool, cancel: &CancellationToken) -
     let find = async {
         let Some(remote) = &model.remote.model else {
             let path = model.path.clone();
-            let hashed = tokio::task::spawn_blocking(move || {
-                // The digest of one of several files would say nothing of the others.
-                let is_hashed = is_hashed && gantry_gguf::part_paths(&path).len() == 1;
-                is_hashed.then(|| FileStamp::hashed(&path)).transpose()
-            });
-            let stamp = hashed.await?.context("it cannot be read")?;
-            let digest = stamp.as_ref().and_then(FileStamp::digest);
+            let stamps = tokio::task::spawn_blocking(move || stamps(&path, is_hashed));
+            let stamps = stamps.await?.context("it cannot be read")?;
+            // The digest of one of several files would say nothing of the others.
+            let stamp = stamps.first().filter(|stamp| stamps.len() == 1 && stamp.digest().is_some());
             return anyhow::Ok(Found {
-                files: Files::at_hand(model.path.clone(), stamp),
+                files: Files::at_hand(model.path.clone(), stamp.cloned()),
                 origin: Origin::Here,
-                digest,
+                digest: stamp.and_then(FileStamp::digest),
+                stamps,
             });
         };
         let brought = pull::bring(&model.remote.cache, remote).await.context("it cannot be fetched")?;
@@ -299,9 +302,34 @@ async fn find(model: &NamedModel, is_hashed: bool, cancel: &CancellationToken) -
         let file = brought.into_model().context("its address names no file")?;
         let origin = Origin::Address { bytes: file.bytes(), is_verified };
         let digest = is_one.then(|| file.digest());
-        Ok(Found { files: Files::of(file), origin, digest })
+        Ok(Found { files: Files::of(file), origin, digest, stamps: Vec::new() })
     };
     cancel.run_until_cancelled(find).await.unwrap_or_else(|| anyhow::bail!("it was called off"))
+}
+
+/// What the files of a model are, whose first this is; the file of one that is not split is hashed where `is_hashed`. Blocks.
+///
+/// # Errors
+/// The only file cannot be read. Of several, the gates say which are not there.
+fn stamps(path: &Path, is_hashed: bool) -> std::io::Result<Vec<FileStamp>> {
+    match gantry_gguf::part_paths(path).as_slice() {
+        [_] if is_hashed => Ok(vec![FileStamp::hashed(path)?]),
+        parts => Ok(parts.iter().filter_map(|part| FileStamp::looked_at(part).ok()).collect()),
+    }
+}
+
+/// Looks whether files are what they were. Blocks.
+///
+/// # Errors
+/// One is not: what was found may be of neither.
+fn are_unchanged(stamps: &[FileStamp]) -> anyhow::Result<()> {
+    match stamps.iter().find(|stamp| stamp.again().is_err()) {
+        Some(stamp) => anyhow::bail!(
+            "{} has changed while it was looked at, and what was found may be of neither: check it again once nothing writes to it",
+            stamp.path().display()
+        ),
+        None => Ok(()),
+    }
 }
 
 /// Fetch and Digest, which have nothing to compare a file with that is there.
@@ -369,6 +397,26 @@ fn every_gate(status: &CandidateStatus, settings: &CheckSettings) -> Vec<GateRes
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_has_changed_since_it_was_found_is_not_judged() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let (whole, second) = (folder.path().join("m.gguf"), folder.path().join("n-00002-of-00002.gguf"));
+        let first = folder.path().join("n-00001-of-00002.gguf");
+        for path in [&whole, &first, &second] {
+            std::fs::write(path, b"GGUF")?;
+        }
+        for (named, changed, is_hashed) in [(&whole, &whole, true), (&whole, &whole, false), (&first, &second, true)] {
+            let found = stamps(named, is_hashed)?;
+            are_unchanged(&found)?;
+            std::fs::write(changed, b"GGUF and more")?;
+            let told = are_unchanged(&found).map_err(|error| error.to_string());
+            let wanted = format!("{} has changed while it was looked at", changed.display());
+            anyhow::ensure!(told.as_ref().is_err_and(|told| told.starts_with(&wanted)), "{named:?}: {told:?}");
+            std::fs::write(changed, b"GGUF")?;
+        }
+        Ok(())
+    }
 
     #[test]
     fn of_a_model_that_stands_still_it_is_told_how_far_it_was() {
