@@ -279,6 +279,9 @@ mod tests {
             ("drift: {reference: Golden}", "spec.rollout.gates.drift.reference is not supported yet: use Active"),
             ("drift: {minAgreement: \"2\"}", "spec.rollout.gates.drift.minAgreement: \"2\" is not a percentage"),
             ("drift: {}\ndrift: {}", "duplicate"),
+            ("[{headroom: 5%}]", "invalid type: sequence"),
+            ("drift: [Active, 95%]", "drift: invalid type: sequence"),
+            ("prompts: {configMapRef: [golden]}", "prompts.configMapRef: invalid type: sequence"),
             ("drift: [", "cannot be read"),
             ("memory: {headroom: 200%}", "spec.rollout.gates.memory.headroom"),
             (

@@ -11,6 +11,7 @@ use gantry_crds::scalars::Percent;
 use gantry_crds::status::{CandidatePhase, GateName};
 use gantry_engine::{GenerationParams, Prompt, RequestError};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::limits::{
     DEFAULT_PROMPT_MAX_TOKENS, MAX_PROMPT_LINE_BYTES, MAX_PROMPT_MAX_TOKENS, MAX_PROMPTS, MAX_QUOTED_CHARS,
@@ -86,8 +87,11 @@ impl Wanted {
 }
 
 #[derive(Deserialize)]
-#[serde(remote = "Self")]
+#[serde(remote = "Self", deny_unknown_fields)]
 struct Line {
+    /// A name, for who keeps the prompts.
+    #[serde(default, rename = "id")]
+    _id: IgnoredAny,
     messages: Option<serde_json::Value>,
     prompt: Option<String>,
     /// Whether special tokens that `prompt` writes are those tokens, as on `/v1/completions`.
@@ -100,7 +104,7 @@ struct Line {
 
 gantry_core::from_objects!(Line);
 
-/// Reads `prompts.jsonl`. Empty lines are skipped, other fields of a line are of no meaning here.
+/// Reads `prompts.jsonl`. Empty lines are skipped.
 ///
 /// # Errors
 /// Names the line and what is wrong with it.
@@ -123,8 +127,10 @@ pub fn parse(text: &str) -> Result<Vec<GoldenPrompt>, String> {
 }
 
 fn parse_line(line: &str, number: usize) -> Result<GoldenPrompt, String> {
-    let line: Line =
-        serde_json::from_str(line).map_err(|error| format!("is not the JSON object that is wanted: {error}"))?;
+    // It is one line to whoever reads it as JSON.
+    let unlike = |error: serde_json::Error| error.to_string().replace(" at line 1 column ", " at column ");
+    let line: Line = serde_json::from_str(line)
+        .map_err(|error| format!("is not the JSON object that is wanted: {}", unlike(error)))?;
     let prompt = match (line.messages, line.prompt) {
         (Some(messages), None) => {
             let list = messages.as_array().ok_or("has messages that are no list")?;
@@ -311,6 +317,13 @@ mod tests {
         for (bad, says) in [
             ("nonsense", "JSON"),
             ("[]", "JSON"),
+            (
+                r#"{"prompt": "x", "expcted": "x"}"#,
+                "unknown field `expcted`, expected one of `id`, `messages`, `prompt`, `parse_special`, `expected`, `contains`, \
+                 `max_tokens` at column 25",
+            ),
+            (r#"{"prompt": "x", "expected": "x", "max_token": 8}"#, "unknown field `max_token`"),
+            (r#"["x", null, "x"]"#, "an object"),
             (r#"{"expected": "x"}"#, "either messages or a prompt"),
             (r#"{"prompt": "", "expected": "x"}"#, "either messages or a prompt"),
             (r#"{"prompt": "x", "messages": [{"role": "user"}], "expected": "x"}"#, "either messages or a prompt"),

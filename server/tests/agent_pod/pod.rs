@@ -333,7 +333,11 @@ async fn what_must_not_answer_is_refused_by_its_gate() {
     let workers = pod.router.active().unwrap().stats().pids();
     let questions =
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../e2e/models/eval.jsonl")).unwrap();
-    let golden: Vec<&str> = questions.lines().take(20).collect();
+    let golden = |line: &str| {
+        let question: Value = serde_json::from_str(line).unwrap();
+        json!({"id": question["id"], "messages": question["messages"], "expected": question["expected"]}).to_string()
+    };
+    let golden: Vec<String> = questions.lines().take(20).map(golden).collect();
     pod.api.put_config_map("golden", json!({"prompts.jsonl": golden.join("\n")}));
     pod.api.put_config_map("broken", json!({"prompts.jsonl": format!("{}\nnonsense", golden[0])}));
 

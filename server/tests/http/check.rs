@@ -120,12 +120,13 @@ fn without_a_reference_it_is_compared_with_nothing_and_golden_prompts_that_fail_
 
 #[test]
 fn what_cannot_be_judged_is_told_with_all_mistakes_and_ends_with_another_code() {
-    let (_folder, [typo, asks, plain, prompts, broken]) = files([
+    let (_folder, [typo, asks, plain, prompts, broken, misspelt]) = files([
         "drift: {minAgrement: 95%}\nmemory: {headroom: 200%}",
         "prompts: {configMapRef: {name: golden}}",
         "drift: {}",
         PROMPTS,
         "{\"prompt\": 1}",
+        "\n{\"prompt\": \"1, 2,\", \"contain\": \"3\"}",
     ]);
     let damaged = model("README.md");
     for (args, says) in [
@@ -133,6 +134,7 @@ fn what_cannot_be_judged_is_told_with_all_mistakes_and_ends_with_another_code() 
         (&["--gates", path(&asks)], &["--prompts must name a file with what ConfigMap golden has"]),
         (&["--gates", path(&plain), "--prompts", path(&prompts)], &["--prompts must be left out, or"]),
         (&["--prompts", path(&broken)], &["line 1 of prompts.jsonl"]),
+        (&["--prompts", path(&misspelt)], &["line 2 of prompts.jsonl", "`contain`", "`contains`"]),
         (&["--reference", "missing.gguf", "--parallel", "0"], &["\"missing.gguf\" is not there", "--parallel must be"]),
         (&["--reference", path(&damaged)], &["not judged: the reference", "cannot be loaded: Format: "]),
     ] {
@@ -221,6 +223,23 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
         assert!(begun.elapsed() < PATIENCE, "{what}");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+#[test]
+fn a_candidate_that_changes_meanwhile_is_not_judged() {
+    let folder = tempfile::tempdir().unwrap();
+    let candidate = folder.path().join("candidate.gguf");
+    std::fs::copy(model("demo-v2.q8_0.gguf"), &candidate).unwrap();
+    let reference = model("demo-v1.q8_0.gguf");
+    // Without a look for GPUs, the first process is one that loads the reference, after the candidate was hashed.
+    let mut command = command(path(&candidate), &["--reference", path(&reference), "--n-gpu-layers", "0"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    until("the reference loads", || !children(child.id()).is_empty());
+    std::fs::copy(model("demo-v3-bad.q8_0.gguf"), &candidate).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let log = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(2), String::new()), "{log}");
+    assert!(log.contains("not judged: ") && log.contains("candidate.gguf has changed while it was looked at"), "{log}");
 }
 
 #[test]
