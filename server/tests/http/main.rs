@@ -44,6 +44,7 @@ mod s3;
 mod scores;
 mod script;
 mod server;
+mod shadow;
 mod sources;
 mod split;
 mod stats;
