@@ -1,8 +1,9 @@
 //! The vocabulary and the template of a model.
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use gantry_core::{Chat, Message, Role, Tool, ToolCall, ToolChoice, messages_json};
+use gantry_core::{Chat, Part, Role, Tool, ToolCall, ToolChoice, messages_json};
 use gantry_llama::{
     AnswerForm, ChatPrompt, InfillTokens, Lead, Model, ShownCalls, SpecialTokens, TokenTexts, TokenizeError,
 };
@@ -93,9 +94,13 @@ fn json_of(param: &str, text: &str) -> Result<Value, RequestError> {
         .map_err(|error| RequestError::invalid(param, "invalid_json", format!("{param}: {error}")))
 }
 
-/// Refuses a chat in which a tool was called or answered, where its template leaves that out: the model would go on with another chat
-/// than was asked.
-fn check_shown(messages: &[Message], shown: ShownCalls) -> Result<(), RequestError> {
+/// The chat as its template shows all of it: earlier calls for which it has no place, though it shows tools, stand in what the assistant
+/// says, as llama.cpp has long written them.
+///
+/// # Errors
+/// The template shows no tools and leaves calls out, or leaves out what they returned: the model would go on with another chat than was
+/// asked.
+fn with_calls_told(chat: &Chat, knows_tools: bool, shown: ShownCalls) -> Result<Cow<'_, Chat>, RequestError> {
     let refused = |index: usize, field: &str, what: String| {
         let message = format!(
             "{what}: this model's chat template has no place for that, so that it would not be told. Say it in the `content` of a \
@@ -103,8 +108,8 @@ fn check_shown(messages: &[Message], shown: ShownCalls) -> Result<(), RequestErr
         );
         Err(RequestError::invalid(&format!("messages[{index}].{field}"), "tools_not_supported", message))
     };
-    for (i, message) in messages.iter().enumerate() {
-        if let Some(ToolCall { id, name, .. }) = message.tool_calls.first().filter(|_| !shown.calls) {
+    for (i, message) in chat.messages.iter().enumerate() {
+        if let Some(ToolCall { id, name, .. }) = message.tool_calls.first().filter(|_| !shown.calls && !knows_tools) {
             return refused(i, "tool_calls", format!("the assistant called the tool {name:?} (call {id:?})"));
         }
         if message.role == Role::Tool && !shown.results {
@@ -112,7 +117,19 @@ fn check_shown(messages: &[Message], shown: ShownCalls) -> Result<(), RequestErr
             return refused(i, "content", format!("a tool returned something (to the call {id:?})"));
         }
     }
-    Ok(())
+    if shown.calls || chat.messages.iter().all(|message| message.tool_calls.is_empty()) {
+        return Ok(Cow::Borrowed(chat));
+    }
+    let mut told = chat.clone();
+    for message in told.messages.iter_mut().filter(|message| !message.tool_calls.is_empty()) {
+        let call = |ToolCall { id, name, arguments }: ToolCall| {
+            let arguments = serde_json::from_str(&arguments).unwrap_or(Value::String(arguments));
+            json!({"id": id, "name": name, "arguments": arguments})
+        };
+        let calls: Value = std::mem::take(&mut message.tool_calls).into_iter().map(call).collect();
+        message.content.push(Part::Text(json!({"tool_calls": calls}).to_string()));
+    }
+    Ok(Cow::Owned(told))
 }
 
 /// Why a text that came as `param` became no tokens.
@@ -221,7 +238,8 @@ impl Vocabulary for LlamaVocabulary {
             let message = "tools: this model's chat template has no place for tools, so that it would not be told of any; leave `tools` out, or serve a model that was taught to call them";
             return Err(RequestError::invalid("tools", "tools_not_supported", message));
         }
-        check_shown(&chat.messages, template.shown_calls())?;
+        let told = with_calls_told(chat, template.knows_tools(), template.shown_calls())?;
+        let chat = told.as_ref();
         // The parsers read whole turns, and of one that is continued the beginning is not in the answer.
         let reads_calls = !chat.tools.is_empty() && (reads == Reads::All || chat.tool_choice != ToolChoice::None);
         let reads_answer =
@@ -281,5 +299,53 @@ impl Vocabulary for LlamaVocabulary {
 
     fn end_tokens(&self) -> &[Token] {
         &self.end_tokens
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use gantry_core::Message;
+
+    use super::*;
+
+    fn called() -> Chat {
+        let call = |id: &str, arguments: &str| ToolCall {
+            id: id.to_owned(),
+            name: "look".to_owned(),
+            arguments: arguments.to_owned(),
+        };
+        let calls = Message {
+            tool_calls: vec![call("c1", r#"{"where":"up"}"#), call("c2", "no JSON")],
+            ..Message::text(Role::Assistant, "I look.")
+        };
+        let result = Message { tool_call_id: Some("c1".to_owned()), ..Message::text(Role::Tool, "Nothing.") };
+        Chat { messages: vec![Message::text(Role::User, "Look."), calls, result], ..Chat::default() }
+    }
+
+    #[test]
+    fn calls_that_a_template_leaves_out_stand_in_what_is_said_where_it_shows_tools() {
+        let chat = called();
+        let all = ShownCalls { calls: true, results: true };
+        assert_eq!(*with_calls_told(&chat, true, all).unwrap(), chat);
+        assert_eq!(*with_calls_told(&chat, false, all).unwrap(), chat);
+        let told = with_calls_told(&chat, true, ShownCalls { calls: false, results: true }).unwrap().into_owned();
+        assert_eq!(told.messages[1].tool_calls, []);
+        let said = told.messages[1].said();
+        let (said, calls) = said.split_once('\n').unwrap();
+        let expected = json!({"tool_calls": [{"id": "c1", "name": "look", "arguments": {"where": "up"}}, {"id": "c2", "name": "look", "arguments": "no JSON"}]});
+        assert_eq!((said, serde_json::from_str::<Value>(calls).unwrap()), ("I look.", expected));
+        assert_eq!((&told.messages[0], &told.messages[2]), (&chat.messages[0], &chat.messages[2]));
+
+        for (knows_tools, shown, param) in [
+            (false, ShownCalls { calls: false, results: true }, "messages[1].tool_calls"),
+            (true, ShownCalls { calls: true, results: false }, "messages[2].content"),
+            (true, ShownCalls { calls: false, results: false }, "messages[2].content"),
+        ] {
+            match with_calls_told(&chat, knows_tools, shown).unwrap_err() {
+                RequestError::InvalidRequest { param: told, .. } => assert_eq!(told.as_deref(), Some(param)),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 }
