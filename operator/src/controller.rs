@@ -48,7 +48,7 @@ use crate::{
     metrics::{Metrics, ReconcileOutcome},
     objects::look_at,
     observe::{Observed, Stores, WatchesEnded},
-    status::{self, ServiceInputs, VersionInputs, differs, pods_event, refusal_event, service_status, version_status},
+    status::{self, ServiceInputs, VersionInputs, differs, pods_events, refusal_event, service_status, version_status},
     validate::{NamedObject, ObjectKind, Problems, ValidService, validate},
     volumes,
 };
@@ -329,6 +329,8 @@ pub(crate) async fn step(
     let other_pods = observed.counted(status, other_side, template(other_side).as_ref());
     let missing_pod = observed.trouble(side, false, now).map(|trouble| trouble.message);
     let missing_other = observed.trouble(other_side, true, now);
+    // Its pods may be missing for that.
+    let unwritten = status::Unwritten::told(status).map(|unwritten| unwritten.message);
     let world = World {
         now,
         spec: spec.as_ref().ok(),
@@ -339,7 +341,7 @@ pub(crate) async fn step(
         missing_pod: missing_pod.as_deref(),
         sides: SidesSeen {
             other_pods: &other_pods,
-            missing_pod: missing_other.as_ref().map(|trouble| trouble.message.as_str()),
+            missing_pod: missing_other.as_ref().map(|trouble| trouble.message.as_str()).or(unwritten.as_deref()),
             has_no_node: missing_other
                 .as_ref()
                 .is_some_and(|trouble| matches!(trouble.reason, Reason::Unschedulable | Reason::FailedCreate)),
@@ -433,7 +435,10 @@ impl Pass<'_> {
             rollout.step == RolloutStep::Prepare && rollout.strategy() == StrategyName::BlueGreen
         };
         // Those of the side on which it is prepared.
-        let judging = if next.rollout.as_ref().is_some_and(is_of_sides) { self.other_pods } else { self.pods };
+        let is_of_sides = next.rollout.as_ref().is_some_and(is_of_sides);
+        let judging = if is_of_sides { self.other_pods } else { self.pods };
+        let side = if is_of_sides { next.active_side.other() } else { next.active_side };
+        let missing = self.observed.trouble(side, is_of_sides, self.now).map(|trouble| trouble.reason);
         let newest: Vec<_> = judging.iter().filter(|pod| !pod.outdated).copied().collect();
         let (before, pods, now) = (self.state, newest.as_slice(), self.now);
         let any_runs = !judging.is_empty();
@@ -442,7 +447,7 @@ impl Pass<'_> {
         let mut errors = Vec::new();
         for version in self.observed.versions.iter().filter(|version| version.meta().deletion_timestamp.is_none()) {
             let version = &self.context.newest(self.service, version);
-            let status = version_status(&VersionInputs { version, before, state: next, pods, any_runs, now });
+            let status = version_status(&VersionInputs { version, before, state: next, pods, any_runs, missing, now });
             if version.status.as_ref() == Some(&status) {
                 continue;
             }
@@ -475,7 +480,7 @@ impl Pass<'_> {
             if let Some(refused) = refusal_event(service.status.as_ref(), &status) {
                 self.context.events.refused(service, refused).await;
             }
-            if let Some(event) = pods_event(service.status.as_ref(), &status) {
+            for event in pods_events(service.status.as_ref(), &status) {
                 self.context.events.pods(service, event).await;
             }
             if let Some(rollout) = &state.rollout

@@ -53,11 +53,11 @@ impl Events {
         self.publish(service, EventType::Warning, &refused.reason, action, refused.message, None).await;
     }
 
-    /// Tells that a pod is not there, and why, or that all are again.
+    /// Tells that a pod is not there, and why, or that all are.
     pub async fn pods(&self, service: &InferenceService, event: PodsEvent) {
         let (type_, reason, note) = match event {
             PodsEvent::Trouble { reason, message } => (EventType::Warning, reason, message),
-            PodsEvent::Over { message } => (EventType::Normal, "PodsReady".to_owned(), message),
+            PodsEvent::AllThere { message } => (EventType::Normal, "PodsReady".to_owned(), message),
         };
         self.publish(service, type_, &reason, "Pods", note, None).await;
     }

@@ -26,7 +26,7 @@ use crate::{
     validate::{Problems, ValidService},
 };
 
-pub use pods::{PodsEvent, pods_event};
+pub use pods::{PodsEvent, pods_events};
 pub use version::{VersionInputs, version_status};
 
 /// What a service's status is computed from.

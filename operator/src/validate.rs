@@ -94,6 +94,8 @@ pub struct WantedVersion {
     pub objects: Vec<NamedObject>,
     /// Time in which pods must have prepared it.
     pub progress_deadline: Duration,
+    /// How pods change over, which decides what has to fit beside what.
+    pub strategy: RolloutStrategy,
     /// Value of [`RESTART_ANNOTATION`].
     pub restart: Option<String>,
     /// Hash of what the spec sets of pods.
@@ -300,6 +302,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
             judged: judged(service),
             objects: named_objects(spec),
             progress_deadline,
+            strategy: spec.rollout.strategy,
             restart: service.annotations().get(RESTART_ANNOTATION).map(|token| shortened(token)),
             pod: spec.pod.canonical().map(|set| hash(&set)),
             model: spec.model.clone(),

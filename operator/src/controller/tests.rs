@@ -429,8 +429,28 @@ async fn a_pod_that_answers_with_another_version_is_named() {
     scene.report(json!({"version": active}));
     scene.api.edit(SERVICE, |service| service["status"]["replicas"][1]["version"] = json!("chat-old"));
     scene.step().await.unwrap();
-    let message = format!("{active} answers; pod chat-b with chat-old, which cannot load it: see status.replicas");
-    assert_eq!(scene.condition("UpToDate"), ("True".to_owned(), "AsRequested".to_owned(), message));
+    let message = format!("{active} answers; pod chat-b with chat-old, which cannot have it: see PodsReady");
+    let up_to_date = ("True".to_owned(), "AsRequested".to_owned(), message);
+    assert_eq!(scene.condition("UpToDate"), up_to_date);
+    assert_eq!(scene.condition("PodsReady").1, "AsRequested", "it may be on its way");
+
+    let why = "the host of its uri has no address";
+    scene.api.edit(SERVICE, |service| {
+        service["status"]["replicas"][1]["candidate"] =
+            json!({"version": active, "phase": "Fetching", "waitReason": "FetchBackOff", "message": why});
+    });
+    scene.api.requests();
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("UpToDate"), up_to_date);
+    let told = format!("2 of 2 pods answer; pod chat-b answers with chat-old: {why}");
+    for (type_, status) in [("PodsReady", "False"), ("Ready", "True"), ("Reconciling", "True")] {
+        let (is, reason, message) = scene.condition(type_);
+        assert_eq!((is.as_str(), reason.as_str()), (status, "FetchBackOff"), "{type_}: {message}");
+        assert!(told.ends_with(&message), "{type_}: {message}");
+    }
+    let requests = scene.api.requests();
+    let event = &requests.iter().find(|request| request.line == EVENTS).unwrap().body;
+    assert_eq!((&event["reason"], &event["note"]), (&json!("FetchBackOff"), &json!(told)));
 }
 
 #[tokio::test]

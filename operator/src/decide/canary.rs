@@ -10,12 +10,15 @@
 //! one until the last step is over: to take the candidate back is to give it up, and pods do it at once. A step goes on as a
 //! preparation does, with the same pods to be judged by: one that comes midway prepares the candidate and joins, an edit begins
 //! with another one. Shares only rise: the step in force stays what it is whatever the spec says by now, and the next one is the
-//! first of the spec with a larger share. No clock runs while the user says that nobody is to switch, nor without a pod. Where no pod has
-//! the version before, all go over at once. Where too few requests came to judge by, a step ends as a bake does: nothing was found.
+//! first of the spec with a larger share. No clock runs while the user says that nobody is to switch, nor without a pod. Where no pod can
+//! have the version before, all go over at once. Where too few requests came to judge by, a step ends as a bake does: nothing was found.
 
 use gantry_crds::{
     scalars::Percent,
-    status::{CanaryStatus, GateName, RejectedOutcome, ReplicaCanary, RolloutStatus, RolloutStep, StrategyName},
+    status::{
+        CanaryStatus, GateName, RejectedOutcome, ReplicaCanary, ReplicaHealth, ReplicaStatus, RolloutStatus,
+        RolloutStep, StrategyName,
+    },
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -47,11 +50,12 @@ pub(super) fn comes(world: &World, spec: &ValidService, now: &RolloutStatus) -> 
     !spec.canary.is_empty() && replaces && !is_all_there_is(world) && spec.promote.as_ref() != Some(&now.version)
 }
 
-/// Whether no pod has any other version, as where the source of the active one is away and all pods were lost: shares of no requests
-/// would keep everybody without an answer until the last step is over. That its worker fails for now is none of this.
+/// Whether no pod can have the version before, as where its source is away and all pods were lost: shares of no requests would keep
+/// everybody without an answer until the last step is over. That it is still being loaded, or that its worker fails for now, is none of
+/// this.
 fn is_all_there_is(world: &World) -> bool {
-    let has_none = |pod: &CountedPod| !pod.ready && pod.report.is_none_or(|report| report.version.is_none());
-    world.pods.iter().all(has_none)
+    let cannot = |report: &ReplicaStatus| report.version.is_none() && report.health == ReplicaHealth::Failed;
+    world.pods.iter().all(|pod| !pod.ready && pod.report.is_some_and(cannot))
 }
 
 /// Enough pods have prepared the candidate: the first share begins, or all requests go over.
@@ -87,7 +91,7 @@ pub(super) fn go_on(world: &World, mut state: RolloutState, mut now: RolloutStat
     let judged = if stands { RolloutStatus { deadline: Time(Timestamp::MAX), ..now.clone() } } else { now.clone() };
     match fleet::judge_candidate(world, &judged) {
         Candidacy::Refused(failure) => return take_back(world, state, &now, failure),
-        Candidacy::Ready if is_promoted || is_all_there_is(world) => return switch(world, state, now),
+        Candidacy::Ready if is_promoted || (!is_held && is_all_there_is(world)) => return switch(world, state, now),
         Candidacy::Ready if is_over(&now, world.now) => {
             return match spec.canary.iter().find(|step| step.parts > parts) {
                 Some(next) => enter(world, state, now, spec, next),

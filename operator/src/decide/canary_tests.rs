@@ -300,16 +300,35 @@ fn an_edit_begins_with_the_other_one_and_edits_of_the_steps_hold() {
 
 /// The source of the version before is away, and all pods were lost: those that came for them have the candidate alone.
 #[test]
-fn where_no_pod_has_the_version_before_nobody_waits_for_shares() {
-    let mut scene = prepared_by(&["a", "b"]);
-    scene.all(|report| report.version = None);
-    let mut midway = sharing();
-    midway.all(|report| report.version = None);
-    for scene in [&mut scene, &mut midway] {
+fn where_no_pod_can_have_the_version_before_nobody_waits_for_shares() {
+    let lost = |version: Option<&str>, health: ReplicaHealth| {
+        [prepared_by(&["a", "b"]), sharing()].map(|mut scene| {
+            scene.all(|report| (report.version, report.health) = (version.map(str::to_owned), health));
+            scene
+        })
+    };
+    let step = |scene: &mut Scene| {
         scene.step();
-        let now = scene.state.rollout.as_ref().unwrap();
-        assert_eq!(now.step, RolloutStep::Commit, "nobody is left whose requests could be shared");
+        scene.state.rollout.as_ref().unwrap().step
+    };
+    for mut scene in lost(None, ReplicaHealth::Failed) {
+        assert_eq!(step(&mut scene), RolloutStep::Commit, "nobody is left whose requests could be shared");
     }
+    let one = name(1);
+    for (version, health) in [
+        (None, ReplicaHealth::Starting),
+        (Some(one.as_str()), ReplicaHealth::Failed),
+        (Some(one.as_str()), ReplicaHealth::Starting),
+    ] {
+        for mut scene in lost(version, health) {
+            assert_eq!(step(&mut scene), RolloutStep::Canary, "it comes, or comes back: {version:?} {health:?}");
+        }
+    }
+    let [_, mut midway] = lost(None, ReplicaHealth::Failed);
+    let mut held = asks(2);
+    held.paused = true;
+    midway.spec = Some(held);
+    assert_eq!(step(&mut midway), RolloutStep::Canary, "the user says that nobody is to switch");
 }
 
 #[test]

@@ -329,7 +329,8 @@ pub(super) fn waits_for_an_answer(world: &World, now: &RolloutStatus) -> Option<
 pub(super) fn left_behind(world: &World, now: &RolloutStatus) -> Option<String> {
     let trouble = |pod: &CountedPod| {
         let report = pod.report?;
-        let refused = || Failure::of_candidate(pod, now).map(|failure| failure.message);
+        let waits = || candidate_report(pod, now)?.message.clone();
+        let refused = || Failure::of_candidate(pod, now).map(|failure| failure.message).or_else(waits);
         match &report.version {
             Some(_) if serves(report, &now.version) => {
                 let failed = report.health == ReplicaHealth::Failed;

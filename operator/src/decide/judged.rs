@@ -205,6 +205,9 @@ fn text_of(judged: &str, rests_on: impl Fn(&str) -> bool, gate: GateName, wanted
     let objects =
         objects.iter().filter(|(object, _)| rests_on(object)).map(|(object, state)| format!("+{object}={state}"));
     let mut text = [spec.to_owned()].into_iter().chain(objects).collect::<String>() + token;
+    if let Some(wanted) = wanted.filter(|_| gate == GateName::Memory) {
+        text.push_str(&format!(" by {:?}", wanted.strategy));
+    }
     if gate == GateName::Deadline {
         let deadline = wanted.map_or(Duration::ZERO, |wanted| wanted.progress_deadline);
         text.push_str(&format!(" within {deadline:?}"));

@@ -3,7 +3,7 @@
 use gantry_crds::{
     InferenceServiceStatus,
     conditions::{ConditionType, NewCondition, Reason},
-    status::{ReplicaHealth, ReplicaStatus, RolloutStatus, RolloutStep, StrategyName},
+    status::{CandidatePhase, GateVerdict, ReplicaHealth, ReplicaStatus, RolloutStatus, RolloutStep, StrategyName},
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
@@ -15,7 +15,8 @@ use crate::{observe::Trouble, text::some_of};
 pub(super) fn trouble(inputs: &ServiceInputs, is_short: bool) -> Option<Trouble> {
     let own_words = || own_words(inputs).map(|message| Trouble { reason: Reason::WaitingForPods, message });
     let of_cluster = inputs.observed.trouble(inputs.state.active_side, is_short, inputs.now);
-    of_cluster.or_else(|| failed(inputs)).or_else(|| if is_short { own_words() } else { None })
+    let of_pods = || failed(inputs).or_else(|| answers_otherwise(inputs)).map(|trouble| of_older_spec(inputs, trouble));
+    of_cluster.or_else(of_pods).or_else(|| if is_short { own_words() } else { None })
 }
 
 /// What pods say that have failed, with the version that answers or at bringing it back, or that have been bringing it for long.
@@ -29,9 +30,53 @@ fn failed(inputs: &ServiceInputs) -> Option<Trouble> {
             (ReplicaHealth::Failed, Some(_)) => Reason::WorkerFailed,
             _ => Reason::WaitingForPods,
         };
-        Some(Trouble { reason, message: some_words(lacking.into_iter().filter_map(of_report))? })
+        let words = lacking.into_iter().filter_map(|report| of_report(inputs, report));
+        Some(Trouble { reason, message: some_words(words)? })
     };
     says(ReplicaHealth::Failed).or_else(|| says(ReplicaHealth::Starting))
+}
+
+/// Says of an address that pods tell to correct in the spec, which is another version's by now, how that is done.
+fn of_older_spec(inputs: &ServiceInputs, trouble: Trouble) -> Trouble {
+    let active = inputs.state.active.as_deref().unwrap_or_default();
+    let is_older = inputs.spec.is_ok_and(|spec| spec.wanted.name != active) && trouble.message.contains("in the spec");
+    let told = |message| format!("{message}; that is of {active}: set spec.model back to it, with what is corrected");
+    if is_older { Trouble { message: told(trouble.message), ..trouble } } else { trouble }
+}
+
+/// Why pods that answer with another version cannot have the one that is to answer. While they are told to switch that is the
+/// rollout's to tell.
+fn answers_otherwise(inputs: &ServiceInputs) -> Option<Trouble> {
+    let step = inputs.state.rollout.as_ref().map(|rollout| rollout.step);
+    if matches!(step, Some(RolloutStep::Commit | RolloutStep::Rollback)) {
+        return None;
+    }
+    let cannot = |report: &ReplicaStatus| {
+        let (version, (reason, why)) = (report.version.as_ref()?, lacks_active(inputs, report)?);
+        Some((reason, format!("pod {} answers with {version}: {why}", report.pod)))
+    };
+    let all: Vec<_> = answering(inputs).filter_map(cannot).collect();
+    let reason = all.first()?.0;
+    Some(Trouble { reason, message: some_words(all.into_iter().map(|(_, words)| words))? })
+}
+
+/// Why a pod cannot have the version that is to answer, as it says while it tries, and the reason in a word.
+fn lacks_active<'a>(inputs: &ServiceInputs, report: &'a ReplicaStatus) -> Option<(Reason, &'a str)> {
+    let active = inputs.state.active.as_ref().filter(|active| report.version.as_ref() != Some(active))?;
+    let candidate = report.candidate.as_ref().filter(|candidate| candidate.version == *active)?;
+    let failed = (candidate.phase == CandidatePhase::Failed).then_some(Reason::GateFailed);
+    let reason = candidate.wait_reason.map(Reason::from).or(failed)?;
+    let of_gate = || {
+        let gate = candidate.gates.iter().find(|gate| gate.verdict == GateVerdict::Fail);
+        gate.and_then(|gate| gate.message.as_deref())
+    };
+    Some((reason, candidate.message.as_deref().or_else(of_gate)?))
+}
+
+/// The reports of pods that requests reach.
+fn answering<'a>(inputs: &'a ServiceInputs) -> impl Iterator<Item = &'a ReplicaStatus> {
+    let answering = inputs.observed.pods_of(inputs.state.active_side).filter(|pod| pod.ready);
+    answering.filter_map(|pod| inputs.service.status.as_ref()?.report_of(&pod.name))
 }
 
 /// The reports of pods that run and do not answer.
@@ -65,16 +110,20 @@ pub(super) fn condition(inputs: &ServiceInputs, ready: usize, trouble: Option<Tr
     }
 }
 
-/// The trouble with pods that `new` tells of and `old` did not, or that all are there again: what an Event is worth.
-#[must_use]
-pub fn pods_event(old: Option<&InferenceServiceStatus>, new: &InferenceServiceStatus) -> Option<PodsEvent> {
-    of_new_trouble(old, new, ConditionType::PodsReady)
-        .or_else(|| of_new_trouble(old, new, ConditionType::UpToDate))
-        .or_else(|| {
-            let [old, new] = [old?, new].map(|status| condition_of(status, ConditionType::PodsReady));
-            let is_over = old?.status == "False" && new?.status == "True";
-            is_over.then(|| PodsEvent::Over { message: new.map(|new| new.message.clone()).unwrap_or_default() })
-        })
+/// The troubles with pods that `new` tells of and `old` did not, and that all are there by now: what Events are worth.
+pub fn pods_events(
+    old: Option<&InferenceServiceStatus>,
+    new: &InferenceServiceStatus,
+) -> impl Iterator<Item = PodsEvent> + use<> {
+    let troubles = [ConditionType::PodsReady, ConditionType::UpToDate].map(|teller| of_new_trouble(old, new, teller));
+    troubles.into_iter().flatten().chain(all_there(old, new))
+}
+
+/// That all pods answer that there should be, where some did not.
+fn all_there(old: Option<&InferenceServiceStatus>, new: &InferenceServiceStatus) -> Option<PodsEvent> {
+    let [old, new] = [old?, new].map(|status| condition_of(status, ConditionType::PodsReady));
+    let message = new.filter(|new| new.status == "True")?.message.clone();
+    (old?.status == "False").then_some(PodsEvent::AllThere { message })
 }
 
 /// The trouble with pods that a condition of `new` tells of, where that of `old` tells of none, or of another.
@@ -119,8 +168,8 @@ pub enum PodsEvent {
         /// Why, and what to do.
         message: String,
     },
-    /// All are there again.
-    Over {
+    /// All are there.
+    AllThere {
         /// How many.
         message: String,
     },
@@ -128,7 +177,7 @@ pub enum PodsEvent {
 
 /// What pods that do not answer say of themselves.
 fn own_words(inputs: &ServiceInputs) -> Option<String> {
-    some_words(silent(inputs).filter_map(of_report))
+    some_words(silent(inputs).filter_map(|report| of_report(inputs, report)))
 }
 
 /// The first of these words, and how many more there are.
@@ -138,7 +187,11 @@ fn some_words(words: impl Iterator<Item = String>) -> Option<String> {
 }
 
 /// What a pod lacks.
-fn of_report(report: &ReplicaStatus) -> Option<String> {
+fn of_report(inputs: &ServiceInputs, report: &ReplicaStatus) -> Option<String> {
+    // The worker that it has may be that of a version which is to go.
+    if let Some((_, why)) = lacks_active(inputs, report).filter(|_| report.version.is_some()) {
+        return Some(format!("pod {}: {why}", report.pod));
+    }
     let restored = report.candidate.as_ref().and_then(|candidate| candidate.message.as_deref());
     let of_worker = || (report.health != ReplicaHealth::Healthy).then_some(restored).flatten();
     let why = report.message.as_deref().or_else(of_worker);
@@ -152,13 +205,9 @@ fn of_report(report: &ReplicaStatus) -> Option<String> {
 
 /// Pods that answer with another version than the active one once a rollout is over.
 pub(super) fn elsewhere(inputs: &ServiceInputs) -> Option<String> {
-    let (status, active) = (inputs.service.status.as_ref()?, inputs.state.active.as_ref()?);
-    let reports = inputs
-        .observed
-        .pods_of(inputs.state.active_side)
-        .filter(|pod| pod.ready)
-        .filter_map(|pod| status.report_of(&pod.name));
-    let others = reports.filter_map(|report| Some((report, report.version.as_ref().filter(|other| *other != active)?)));
-    let words: Vec<_> = others.map(|(report, other)| format!("pod {} with {other}", report.pod)).collect();
-    (!words.is_empty()).then(|| format!("{}, which cannot load it: see status.replicas", some_of(&words, ", ")))
+    let active = inputs.state.active.as_ref()?;
+    let other = |report: &'_ ReplicaStatus| report.version.clone().filter(|other| other != active);
+    let words = answering(inputs).filter_map(|report| Some(format!("pod {} with {}", report.pod, other(report)?)));
+    let words: Vec<_> = words.collect();
+    (!words.is_empty()).then(|| format!("{}, which cannot have it: see PodsReady", some_of(&words, ", ")))
 }

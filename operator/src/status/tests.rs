@@ -57,6 +57,7 @@ fn status(
         state: after,
         pods: &pods,
         any_runs: true,
+        missing: None,
         now: "2026-01-01T00:00:06Z".parse().unwrap(),
     })
 }
@@ -247,7 +248,16 @@ fn what_a_store_told_of_a_pinned_file_is_its_digest() {
             .collect();
         let now = "2026-01-01T00:00:06Z".parse().unwrap();
         let (before, state) = (&preparing(), &preparing());
-        version_status(&VersionInputs { version: &version, before, state, pods: &pods, any_runs: true, now }).digest
+        version_status(&VersionInputs {
+            version: &version,
+            before,
+            state,
+            pods: &pods,
+            any_runs: true,
+            missing: None,
+            now,
+        })
+        .digest
     };
     let passed = json!([{"name": "Digest", "verdict": "Pass", "value": told}]);
     assert_eq!(digest(None, passed.clone(), None), Some(told.clone()));

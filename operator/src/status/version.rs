@@ -33,6 +33,8 @@ pub struct VersionInputs<'a> {
     pub pods: &'a [CountedPod<'a>],
     /// Whether any pod of the service runs, of whatever template.
     pub any_runs: bool,
+    /// Why pods are not there that would prepare a candidate, in a word.
+    pub missing: Option<Reason>,
     /// The present, in whole seconds.
     pub now: Timestamp,
 }
@@ -248,7 +250,9 @@ fn reason(
         | VersionPhase::Fetching
         | VersionPhase::Validating
         | VersionPhase::Prepared
-        | VersionPhase::Canary => waits.map_or(Reason::RollingOut, Reason::from).as_str().to_owned(),
+        | VersionPhase::Canary => {
+            waits.map(Reason::from).or(inputs.missing).unwrap_or(Reason::RollingOut).as_str().to_owned()
+        }
         VersionPhase::Promoting | VersionPhase::Baking | VersionPhase::Active => {
             Reason::AsRequested.as_str().to_owned()
         }

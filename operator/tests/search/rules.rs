@@ -21,9 +21,8 @@ pub(super) fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) 
             Some(RolloutStep::Commit) => {
                 let wants_canary = world.spec.is_some_and(|spec| !spec.canary.is_empty()) && old.active.is_some();
                 let had_one = old.rollout.as_ref().is_some_and(|rollout| rollout.step == RolloutStep::Canary);
-                let has_none =
-                    |pod: &CountedPod| !pod.ready && pod.report.is_none_or(|report| report.version.is_none());
-                let is_lost = world.pods.iter().all(has_none);
+                let has_it = |pod: &CountedPod| pod.report.is_some_and(|report| report.version == old.active);
+                let is_lost = !world.pods.iter().any(has_it);
                 prop_assert!(!wants_canary || had_one || is_lost, "all go over, and no share did before");
                 // Older pods have no say, and are left behind only by a new one that answers with nothing else.
                 let idle = |pod: &CountedPod| pod.report.is_some_and(|report| report.version.is_none());
