@@ -193,16 +193,20 @@ impl Bench<'_> {
         let load = self.loader.load(&job, files, &report);
         let loaded = self.while_it_gets_on(load).await?;
         // From then on it is in memory.
-        tokio::task::spawn_blocking(move || are_unchanged(&stamps)).await??;
+        let looked = tokio::task::spawn_blocking(move || are_unchanged(&stamps));
+        let looked = async { looked.await.context("the files could not be looked at once more")? };
         let passed = match loaded {
             Ok(Some(loaded)) => {
-                let answers = judge_answers(&job, &loaded.version, self.settings.prompts.as_ref(), &report);
-                let judged = self.while_it_gets_on(answers).await;
+                let answers = async {
+                    looked.await?;
+                    Ok(judge_answers(&job, &loaded.version, self.settings.prompts.as_ref(), &report).await)
+                };
+                let judged = self.while_it_gets_on(answers).await.flatten();
                 loaded.version.retire(Duration::ZERO).await;
                 judged?
             }
-            Ok(None) => Ok(()),
-            Err(refusal) => Err(refusal),
+            Ok(None) => looked.await.map(Ok)?,
+            Err(refusal) => looked.await.map(|()| Err(refusal))?,
         };
         let mut status = self.board.borrow().get(CANDIDATE).cloned().context("nothing is known of the candidate")?;
         let refusal = passed.err();
@@ -323,11 +327,10 @@ fn stamps(path: &Path, is_hashed: bool) -> std::io::Result<Vec<FileStamp>> {
 /// # Errors
 /// One is not: what was found may be of neither.
 fn are_unchanged(stamps: &[FileStamp]) -> anyhow::Result<()> {
-    match stamps.iter().find(|stamp| stamp.again().is_err()) {
-        Some(stamp) => anyhow::bail!(
-            "{} has changed while it was looked at, and what was found may be of neither: check it again once nothing writes to it",
-            stamp.path().display()
-        ),
+    match stamps.iter().find_map(|stamp| stamp.again().err()) {
+        Some(why) => {
+            anyhow::bail!("what was found may be of another file, so check it again once nothing writes to it: {why}")
+        }
         None => Ok(()),
     }
 }

@@ -29,7 +29,7 @@ use super::report::{Refusal, Report};
 use crate::version::Version;
 
 /// The field that asks for it.
-const FIELD: &str = "spec.rollout.gates.drift";
+pub(super) const FIELD: &str = "spec.rollout.gates.drift";
 /// What is reported of a candidate with another vocabulary.
 pub(super) const OTHER_VOCABULARY: &str = "another vocabulary";
 /// The likeliest tokens that are told of each place.
@@ -289,11 +289,11 @@ struct Answer {
     says: Vec<TokenLogprob>,
 }
 
-/// Has the reference answer, and the candidate read that, one question after the other, after everybody else's requests. `told`
+/// Has the reference answer, and the candidate read that, one question after the other, after everybody else's requests. `report`
 /// hears how many questions of how many are done, each time that one is.
 ///
 /// # Errors
-/// They cannot be compared, or one of them does not answer in this pod.
+/// They cannot be compared, or the candidate does not answer in this pod.
 pub async fn measure(
     reference: &Arc<Version>,
     candidate: &Arc<Version>,
@@ -348,7 +348,7 @@ pub(super) enum Compared {
 /// Has the reference answer one question, and the candidate read that.
 ///
 /// # Errors
-/// One of them does not answer in this pod.
+/// The candidate does not answer in this pod.
 pub(super) async fn compared(
     reference: &Arc<Version>,
     candidate: &Arc<Version>,

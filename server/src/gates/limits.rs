@@ -49,9 +49,9 @@ pub const SHADOW_QUEUE_LIMIT: Duration = Duration::from_secs(1);
 pub const SHADOW_QUEUE_LOOK: Duration = Duration::from_millis(5);
 /// Parts of its time in which the shadow gate says how far it is: each is a write.
 pub const SHADOW_STEPS: u32 = 20;
-/// How long the active version may be away, or answer nothing because users come first, before a candidate that is compared with it
-/// says that it waits for it.
-pub const REFERENCE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the active version may not answer a question, because users come first or it starts again, before a candidate that is
+/// compared with it says that it waits for it.
+pub const REFERENCE_PATIENCE: Duration = Duration::from_secs(60);
 /// The wait before it is asked again.
 pub const REFERENCE_RETRY: Duration = Duration::from_secs(1);
 /// Characters of a prompt or an answer that a message quotes.
@@ -69,5 +69,5 @@ pub const MAX_OPEN_CONTEXT_TOKENS: u32 = 131_072;
 /// The smallest pool of cells that is chosen because no larger one fits.
 pub const MIN_POOL_TOKENS: u32 = 512;
 /// How long a pod that has to bring the active version back waits for a source or an object that is away before it says
-/// so, and lets a candidate go first; then it tries again.
+/// so, and lets a candidate go first; then it tries again. So long a candidate waits for the active version before it says so, too.
 pub const RESTORE_PATIENCE: Duration = Duration::from_secs(5);

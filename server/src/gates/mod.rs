@@ -132,6 +132,15 @@ pub struct Job {
     pub patience: Option<Duration>,
 }
 
+impl Job {
+    /// The version that it is compared with, and the field that asks for that.
+    fn compared_with(&self) -> Option<(&reference::Reference, &'static str)> {
+        let drift = self.drift.as_ref().map(|job| (&job.reference, drift::FIELD));
+        let performance = || self.performance.as_ref().map(|job| (&job.reference, performance::FIELD));
+        drift.or_else(performance).or_else(|| self.shadow.as_ref().map(|job| (&job.reference, shadow::FIELD)))
+    }
+}
+
 /// What memory a version is checked for that no pod runs.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryBound {
@@ -238,6 +247,11 @@ impl Gates {
                 report.phase(CandidatePhase::Fetching);
                 let draft = self.bring_draft(job, report, cancel).await.map_err(Stop::of_draft)?;
                 let model = self.bring(job, draft.as_ref(), report, cancel).await?;
+                if let Some((reference, field)) = job.compared_with().filter(|_| job.loads) {
+                    report.phase(CandidatePhase::Validating);
+                    // A candidate that is loaded might leave it no room.
+                    reference.here(field, report).await;
+                }
                 let cache_disk = self.cache_disk(&job.version.runtime);
                 let files = Files { draft, cache_disk, ..Files::of(model) };
                 match self.loader.load(job, files, report).await? {

@@ -20,7 +20,7 @@ use super::report::{Refusal, Report};
 use crate::version::Version;
 
 /// The field that asks for it.
-const FIELD: &str = "spec.rollout.gates.performance";
+pub(super) const FIELD: &str = "spec.rollout.gates.performance";
 /// The smallest ratio of rates where no limit is given: who changes a model expects it to be about as fast.
 const DEFAULT_MIN_DECODE_RATIO: f64 = 0.8;
 
@@ -91,7 +91,7 @@ pub fn judge(rates: &[Rates], least: f64) -> Result<String, Refusal> {
     let margin = ONE_SIDED_Z * (squares / (count - 1.0) / count).sqrt();
     let (ratio, most) = (mean.exp(), (mean + margin).exp());
     let rate = rates.iter().map(|rates| rates.candidate).sum::<f64>() / count;
-    let value = format!("x{ratio:.2} ({rate:.0} tokens/s)");
+    let value = format!("x{ratio:.2}, {rate:.0} tokens/s");
     if most >= least {
         return Ok(value);
     }
@@ -107,7 +107,7 @@ pub fn judge(rates: &[Rates], least: f64) -> Result<String, Refusal> {
 /// Has both answer, one question after the other. `report` hears how many questions of how many are done.
 ///
 /// # Errors
-/// One of them does not answer in this pod.
+/// The candidate does not answer in this pod.
 pub async fn measure(
     reference: &Arc<Version>,
     candidate: &Arc<Version>,
@@ -187,10 +187,10 @@ mod tests {
 
     #[test]
     fn a_candidate_is_refused_where_it_is_slower_than_chance_explains() {
-        assert_eq!(judge(&of(&[1.0; 8]), 0.8).unwrap(), "x1.00 (100 tokens/s)");
-        assert_eq!(judge(&of(&[0.81, 0.79, 0.8, 0.82, 0.8, 0.78]), 0.8).unwrap(), "x0.80 (80 tokens/s)");
+        assert_eq!(judge(&of(&[1.0; 8]), 0.8).unwrap(), "x1.00, 100 tokens/s");
+        assert_eq!(judge(&of(&[0.81, 0.79, 0.8, 0.82, 0.8, 0.78]), 0.8).unwrap(), "x0.80, 80 tokens/s");
         let refused = judge(&of(&[0.5, 0.52, 0.49, 0.5, 0.51, 0.5]), 0.8).unwrap_err();
-        assert_eq!((refused.gate, refused.value.as_deref()), (GateName::Performance, Some("x0.50 (50 tokens/s)")));
+        assert_eq!((refused.gate, refused.value.as_deref()), (GateName::Performance, Some("x0.50, 50 tokens/s")));
         assert!(
             refused.message.contains("minDecodeRatio") && refused.message.contains("50.3 tokens a second to 100.0"),
             "{}",

@@ -2,6 +2,7 @@
 //! one that answers users beside. Absent: what is compared ([`super::drift`], [`super::performance`]).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use gantry_core::{Message, Role};
 use gantry_crds::status::{GateName, WaitReason};
@@ -9,7 +10,7 @@ use gantry_engine::{GenerationParams, Prompt};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::limits::{PROMPT_LIMIT, REFERENCE_PATIENCE, REFERENCE_RETRY};
+use super::limits::{PROMPT_LIMIT, REFERENCE_PATIENCE, REFERENCE_RETRY, RESTORE_PATIENCE};
 use super::prompts::is_of_prompt;
 use super::report::{Refusal, Report};
 use crate::rollout::Published;
@@ -37,6 +38,13 @@ pub enum Reference {
 }
 
 impl Reference {
+    /// Waits until the version answers in this pod, if it is to.
+    pub(super) async fn here(&self, field: &str, report: &Report) {
+        if let Self::Here { version, serving } = self {
+            serves(version, serving.clone(), field, report).await;
+        }
+    }
+
     /// The version, once it answers in this pod, which is waited for; `None` where there is none to compare with, of which the gate says
     /// so.
     ///
@@ -67,7 +75,7 @@ impl Reference {
 /// The version of this name, once it answers in this pod. Where its source is away it comes when that is back: what is not to be had
 /// here says nothing of the candidate, and whoever rolls it out says for how long to wait.
 async fn serves(name: &str, mut serving: watch::Receiver<Published>, field: &str, report: &Report) -> Arc<Version> {
-    let mut waits = Waits::new(report);
+    let mut waits = Waits::new(report, RESTORE_PATIENCE);
     loop {
         let published = serving.borrow_and_update().clone();
         if let Some(loaded) = published.serving.filter(|it| it.version.spec().name == name) {
@@ -84,16 +92,16 @@ async fn serves(name: &str, mut serving: watch::Receiver<Published>, field: &str
     }
 }
 
-/// Says that a candidate waits for the active version once it has for [`REFERENCE_PATIENCE`], and that it goes on when this ends.
+/// Says that a candidate waits for the active version once it has for so long, and that it goes on when this ends.
 struct Waits<'a> {
     report: &'a Report,
-    since: Instant,
+    until: Instant,
     is_told: bool,
 }
 
 impl<'a> Waits<'a> {
-    fn new(report: &'a Report) -> Self {
-        Self { report, since: Instant::now(), is_told: false }
+    fn new(report: &'a Report, patience: Duration) -> Self {
+        Self { report, until: Instant::now() + patience, is_told: false }
     }
 
     /// Ends once, when it is to be told.
@@ -101,7 +109,7 @@ impl<'a> Waits<'a> {
         if self.is_told {
             std::future::pending::<()>().await;
         }
-        tokio::time::sleep_until(self.since + REFERENCE_PATIENCE).await;
+        tokio::time::sleep_until(self.until).await;
     }
 
     fn tell(&mut self, message: &str) {
@@ -148,15 +156,23 @@ pub(super) async fn patiently<T, F>(report: &Report, ask: impl Fn() -> F) -> Res
 where
     F: Future<Output = Result<T, Unanswered>>,
 {
-    let mut waits = Waits::new(report);
+    let mut waits = Waits::new(report, REFERENCE_PATIENCE);
+    let mut last = "users' requests come first".to_owned();
     loop {
-        let why = match in_time(ask()).await {
+        let mut asked = std::pin::pin!(in_time(ask()));
+        let outcome = loop {
+            tokio::select! {
+                outcome = &mut asked => break outcome,
+                () = waits.out_of_patience() => waits.tell(&format!(
+                    "the active version, which it is compared with, does not answer ({last}); it goes on when that does: see the pod's \
+                     log, or leave the gate out"
+                )),
+            }
+        };
+        match outcome {
             Ok(answer) => return Ok(answer),
             Err(Unanswered::Question(why)) => return Err(why),
-            Err(Unanswered::Here(why)) => why,
-        };
-        if waits.since.elapsed() >= REFERENCE_PATIENCE && !waits.is_told {
-            waits.tell(&format!("the active version, which it is compared with, does not answer: {why}"));
+            Err(Unanswered::Here(why)) => last = why,
         }
         // A full queue and a worker that is down tell nobody when they are so no more.
         tokio::time::sleep(REFERENCE_RETRY).await;
@@ -190,7 +206,42 @@ pub(super) async fn in_time<T>(asked: impl Future<Output = Result<T, Unanswered>
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use gantry_rollout::line;
+
     use super::*;
+    use crate::gates::Board;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_version_that_does_not_answer_is_waited_for_and_told_of_until_it_does() {
+        let board = Arc::new(Board::new([("v".to_owned(), line::blank("v", None))].into()));
+        let report = Report::of(Arc::clone(&board), "v");
+        let tries = AtomicUsize::new(0);
+        let ask = || async {
+            match tries.fetch_add(1, Ordering::Relaxed) {
+                0 => Err(Unanswered::Here("its queue is full".to_owned())),
+                1 => {
+                    tokio::time::sleep(REFERENCE_PATIENCE * 2).await;
+                    Ok(7)
+                }
+                _ => Err(Unanswered::Question("too long".to_owned())),
+            }
+        };
+        let mut lines = board.subscribe();
+        let told = lines.wait_for(|lines| lines["v"].wait_reason == Some(WaitReason::NoReference));
+        let begun = Instant::now();
+        let (answer, told) =
+            tokio::join!(patiently(&report, ask), async { told.await.map(|lines| lines["v"].clone()) });
+        assert_eq!(answer, Ok(7));
+        let message = told.unwrap().message.unwrap_or_default();
+        assert!(message.contains("(its queue is full)") && message.contains("leave the gate out"), "{message}");
+        assert!(begun.elapsed() >= REFERENCE_PATIENCE * 2);
+        let line = board.borrow()["v"].clone();
+        assert_eq!((line.wait_reason, line.message), (None, None), "it goes on");
+        assert_eq!(patiently(&report, ask).await, Err("too long".to_owned()), "another question may be taken");
+    }
 
     #[test]
     fn questions_are_of_many_kinds() {

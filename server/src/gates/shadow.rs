@@ -28,7 +28,7 @@ use super::report::{Refusal, Report};
 use crate::version::Version;
 
 /// The field that asks for it.
-const FIELD: &str = "spec.rollout.gates.shadow";
+pub(super) const FIELD: &str = "spec.rollout.gates.shadow";
 
 /// A comparison with the active version on live requests.
 #[derive(Clone, Debug)]
@@ -129,7 +129,7 @@ pub fn judge(found: &Found, limits: &DriftLimits, has_drift: bool) -> Result<Opt
 /// much of the time has passed, in parts of [`SHADOW_STEPS`], whenever that is another.
 ///
 /// # Errors
-/// They cannot be compared, or one of them does not answer in this pod.
+/// They cannot be compared, or the candidate does not answer in this pod.
 pub async fn watch(
     reference: &Arc<Version>,
     candidate: &Arc<Version>,
@@ -196,7 +196,7 @@ enum Outcome {
 /// Compares the two on one prompt; `number`: how many there were before.
 ///
 /// # Errors
-/// One of them does not answer in this pod, or no prompt can be compared.
+/// The candidate does not answer in this pod, or no prompt can be compared.
 async fn both(
     reference: &Arc<Version>,
     candidate: &Arc<Version>,

@@ -80,6 +80,7 @@ async fn a_candidate_is_compared_with_the_version_that_answers() {
     let message = entry["candidate"]["message"].as_str().unwrap();
     assert!(message.contains("is not loaded in this pod") && message.contains("PodsReady"), "{entry:#}");
     assert!(entry["message"].as_str().unwrap().contains("503"), "{entry:#}");
+    assert_eq!(entry["candidate"]["phase"], "Validating", "loaded, it might leave no room for the other: {entry:#}");
     away.always(None);
     let entry = alone.api.entry("prepared", |entry| entry["prepared"] == "v2" && entry["version"] == "v1").await;
     assert_eq!(gate(&entry, "Drift")["verdict"], "Pass", "{entry:#}");

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use gantry_core::{Message, Role};
 use gantry_engine::Prompt;
-use gantry_server::gates::Refusal;
+use gantry_rollout::line;
 use gantry_server::gates::drift::DriftLimits;
 use gantry_server::gates::shadow::{self, Found};
+use gantry_server::gates::{Board, Refusal, Report};
 use gantry_server::version::{RuntimeSettings, Version, VersionSpec, WorkerConfig};
 use tokio::sync::watch;
 
@@ -59,7 +60,9 @@ async fn watched(
         // There is no other.
         drop(samples.take(0.0));
     };
-    tokio::join!(shadow::watch(reference, candidate, 1.0, duration, |_| ()), answered).0
+    let board = Arc::new(Board::new([("v".to_owned(), line::blank("v", None))].into()));
+    let report = Report::of(board, "v");
+    tokio::join!(shadow::watch(reference, candidate, (1.0, duration), |_| (), &report), answered).0
 }
 
 async fn retire(versions: [Arc<Version>; 2]) {
@@ -106,7 +109,7 @@ async fn a_request_that_is_not_compared_in_its_time_is_left_out() {
     let (reference, candidate) = (reference().await, load(&model("demo-v2.q4_k_m.gguf")).await);
     let pid = candidate.stats().pids()[0];
     send_signal(pid, "STOP");
-    let found = watched(&reference, &candidate, asked("Hello!"), Duration::from_millis(500)).await;
+    let found = watched(&reference, &candidate, asked("Hello!"), Duration::from_secs(2)).await;
     send_signal(pid, "CONT");
     let found = found.unwrap();
     assert_eq!(found.left_out.as_deref(), Some("not both had read it in time"), "{found:?}");
