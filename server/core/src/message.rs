@@ -82,6 +82,13 @@ pub struct ToolCall {
 }
 
 impl ToolCall {
+    /// What it was called with, as templates take it: an empty object where that is nothing, as clients write it of a tool without
+    /// parameters.
+    #[must_use]
+    pub fn arguments_told(&self) -> &str {
+        if self.arguments.is_empty() { "{}" } else { &self.arguments }
+    }
+
     fn texts(&self) -> [&str; 3] {
         [&self.id, &self.name, &self.arguments]
     }
@@ -186,8 +193,9 @@ impl Serialize for ForTemplate<'_, [ToolCall]> {
             arguments: &'a str,
         }
         let mut calls = serializer.serialize_seq(Some(self.0.len()))?;
-        for ToolCall { id, name, arguments } in self.0 {
-            calls.serialize_element(&Call { id, kind: "function", function: Function { name, arguments } })?;
+        for call in self.0 {
+            let function = Function { name: &call.name, arguments: call.arguments_told() };
+            calls.serialize_element(&Call { id: &call.id, kind: "function", function })?;
         }
         calls.end()
     }

@@ -132,11 +132,11 @@ impl Renderer {
         }
     }
 
-    /// What it shows of earlier calls of tools.
-    pub(crate) fn shown_calls(&self) -> ShownCalls {
+    /// What it shows of earlier calls of tools, while some are offered or while none is.
+    pub(crate) fn shown_calls(&self, are_offered: bool) -> ShownCalls {
         match self {
-            Self::Here(template) => template.shown_calls(),
-            Self::Apart(processes) => processes.knows().shown_calls,
+            Self::Here(template) => template.shown_calls(are_offered),
+            Self::Apart(processes) => processes.knows().shown_calls[usize::from(are_offered)],
         }
     }
 

@@ -41,6 +41,11 @@ size_t fewest_too_many(size_t most, int64_t bytes, First first, Make make) {
         guard        look(LOOKS_CPU_MS, static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
         try {
             make(part);
+        } catch (const std::bad_alloc &) {
+            // Refused by the guard, or by the system, of which the guard knows nothing.
+            if (look.broken() == limit::none) {
+                return 0;
+            }
         } catch (const std::exception &) {
             // A part of a template is none.
         }

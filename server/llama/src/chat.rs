@@ -85,7 +85,8 @@ struct Parsed<'a> {
 pub struct ChatTemplate {
     ptr: NonNull<RawChatTemplate>,
     text: String,
-    shown_calls: ShownCalls,
+    /// While no tools are offered, and while some are.
+    shown_calls: [ShownCalls; 2],
 }
 
 // SAFETY: owned, bound to no thread.
@@ -171,9 +172,9 @@ impl ChatTemplate {
         let reason = reason.into_result();
         match NonNull::new(ptr) {
             Some(ptr) => {
-                let shown_calls = ShownCalls { calls: true, results: true };
+                let shown_calls = [ShownCalls { calls: true, results: true }; 2];
                 let mut made = Self { ptr, text: source.text.clone(), shown_calls };
-                made.shown_calls = made.try_calls(most_bytes);
+                made.shown_calls = [made.try_calls("[]", most_bytes), made.try_calls(SAMPLE_TOOLS, most_bytes)];
                 Ok(made)
             }
             None => Err(fault::error(&reason.err().unwrap_or_default(), &source.text)),
@@ -187,16 +188,15 @@ impl ChatTemplate {
         unsafe { shim::gantry_chat_template_knows_tools(self.ptr.as_ptr()) }
     }
 
-    /// What it shows of earlier calls of tools.
+    /// What it shows of earlier calls of tools, while some are offered or while none is.
     #[must_use]
-    pub fn shown_calls(&self) -> ShownCalls {
-        self.shown_calls
+    pub fn shown_calls(&self, are_offered: bool) -> ShownCalls {
+        self.shown_calls[usize::from(are_offered)]
     }
 
-    /// Looks for calls and results in what it makes of chats that have some. Where it refuses all of these, it says so to whoever
+    /// Looks for calls and results in what it makes of chats that have some, while these `tools` are offered. Where it refuses all of these, it says so to whoever
     /// asks, and nothing is lost in silence.
-    fn try_calls(&self, most_bytes: u64) -> ShownCalls {
-        let tools = if self.knows_tools() { SAMPLE_TOOLS } else { "[]" };
+    fn try_calls(&self, tools: &str, most_bytes: u64) -> ShownCalls {
         let mut prompts = Vec::new();
         for (messages, has_result) in CALLS_AND_RESULTS {
             let asked = format!("{{\"messages\":{messages},\"tools\":{tools},\"callable\":[]}}");
@@ -385,8 +385,17 @@ mod tests {
         ] {
             let source = TemplateSource { text: template.to_owned(), ..TemplateSource::default() };
             let template = ChatTemplate::parse(&source).unwrap_or_else(|error| panic!("{what}: {error}"));
-            assert_eq!(template.shown_calls(), ShownCalls { calls, results }, "{what}");
+            for are_offered in [false, true] {
+                assert_eq!(template.shown_calls(are_offered), ShownCalls { calls, results }, "{what}");
+            }
         }
+        let source = TemplateSource {
+            text: format!("{{% if tools %}}{calls}{{% else %}}{TURNS}{{% endif %}}"),
+            ..TemplateSource::default()
+        };
+        let template = ChatTemplate::parse(&source).unwrap();
+        let [without, with] = [false, true].map(|are_offered| template.shown_calls(are_offered).calls);
+        assert_eq!((without, with), (false, true), "calls while tools are offered");
     }
 
     #[test]

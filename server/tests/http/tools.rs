@@ -167,6 +167,58 @@ async fn a_choice_binds_what_is_called() {
     assert_eq!(whole(&server, &greeting).await["finish_reason"], "stop");
 }
 
+#[tokio::test]
+async fn what_a_call_was_called_with_is_told_by_its_place_where_it_is_no_json_and_may_be_nothing() {
+    let server = server().await;
+    let asked = |arguments: &str| {
+        let call = json!({"id": "c1", "type": "function", "function": {"name": "look", "arguments": arguments}});
+        json!({"max_tokens": 4, "tools": [{"type": "function", "function": {"name": "look"}}], "messages": [
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": null, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "Nothing."},
+        ]})
+    };
+    let [nothing, empty] = ["", "{}"].map(&asked);
+    let shown = async |body: &Value| {
+        server.post("/apply-template", body).send().await.unwrap().json::<Value>().await.unwrap()["prompt"].clone()
+    };
+    assert_eq!(shown(&nothing).await, shown(&empty).await);
+    assert_eq!(server.post(CHAT, &nothing).send().await.unwrap().status(), 200);
+    // Cut off, as by `max_tokens`.
+    let refused = server.post(CHAT, &asked("{\"where\": \"u")).send().await.unwrap();
+    assert_eq!(refused.status(), 400);
+    let error = refused.json::<Value>().await.unwrap()["error"].take();
+    assert_eq!(error["param"], "messages[1].tool_calls[0].function.arguments", "{error}");
+    assert!(error["message"].as_str().unwrap().contains("leave the call and its answer out"), "{error}");
+}
+
+/// A template that shows which tools there are and, of messages, what is said alone.
+const SAYS: &str = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n";
+
+#[tokio::test]
+async fn calls_for_which_a_template_has_no_place_stand_in_what_the_assistant_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("says.gguf");
+    std::fs::write(&file, with_template(std::fs::read(model("demo-v2.q8_0.gguf")).unwrap(), SAYS)).unwrap();
+    let server = Server::launch(&file, &["-c", "1024", "-np", "1"]);
+    server.until_ready().await;
+    let call =
+        json!({"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{\"where\": \"up\"}"}});
+    let messages = json!([
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Nothing."},
+    ]);
+    let body = json!({"messages": messages, "tools": [{"type": "function", "function": {"name": "look"}}]});
+    let shown = server.post("/apply-template", &body).send().await.unwrap().json::<Value>().await.unwrap();
+    let told = "assistant\nI look.\n{\"tool_calls\":[{\"name\":\"look\",\"arguments\":{\"where\": \"up\"},\"id\":\"c1\"}]}<|im_end|>";
+    assert!(shown["prompt"].as_str().unwrap().contains(told), "{shown}");
+    assert!(shown["prompt"].as_str().unwrap().contains("tool\nNothing.<|im_end|>"), "{shown}");
+    let mut asked = body.clone();
+    asked["max_tokens"] = json!(4);
+    assert_eq!(server.post(CHAT, &asked).send().await.unwrap().status(), 200);
+}
+
 /// A template that opens the thought by itself, as `DeepSeek`'s: the demo model goes on as if it had thought.
 const THINKS: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}{% endif %}";
 

@@ -68,7 +68,8 @@ fn answer(ask: Ask, template: &mut Option<ChatTemplate>, process_bytes: &mut u64
             Answer::Parsed(ChatTemplate::parse_within(&source, template_bytes(most_bytes, source.text.len())).map(
                 |parsed| {
                     let (tools, thinking) = (parsed.knows_tools(), parsed.thinks());
-                    let knows = Knows { tools, thinking, shown_calls: parsed.shown_calls() };
+                    let shown_calls = [false, true].map(|are_offered| parsed.shown_calls(are_offered));
+                    let knows = Knows { tools, thinking, shown_calls };
                     *template = Some(parsed);
                     knows
                 },

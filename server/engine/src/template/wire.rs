@@ -12,7 +12,8 @@ use super::limits::MAX_TEMPLATE_MESSAGE_BYTES;
 pub(super) struct Knows {
     pub(super) tools: bool,
     pub(super) thinking: bool,
-    pub(super) shown_calls: ShownCalls,
+    /// While no tools are offered, and while some are.
+    pub(super) shown_calls: [ShownCalls; 2],
 }
 
 /// To the process.

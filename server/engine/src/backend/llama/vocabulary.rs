@@ -7,6 +7,7 @@ use gantry_core::{Chat, Part, Role, Tool, ToolCall, ToolChoice, messages_json};
 use gantry_llama::{
     AnswerForm, ChatPrompt, InfillTokens, Lead, Model, ShownCalls, SpecialTokens, TokenTexts, TokenizeError,
 };
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use super::call_schema::bindable;
@@ -104,7 +105,8 @@ fn with_calls_told(chat: &Chat, knows_tools: bool, shown: ShownCalls) -> Result<
     let refused = |index: usize, field: &str, what: String| {
         let message = format!(
             "{what}: this model's chat template has no place for that, so that it would not be told. Say it in the `content` of a \
-             user's or an assistant's message instead, or have the model served with a template that shows it"
+             user's or an assistant's message instead, or have the model served with a template that shows it (--chat-template-file; \
+             in pods spec.runtime.chatTemplate)"
         );
         Err(RequestError::invalid(&format!("messages[{index}].{field}"), "tools_not_supported", message))
     };
@@ -122,14 +124,35 @@ fn with_calls_told(chat: &Chat, knows_tools: bool, shown: ShownCalls) -> Result<
     }
     let mut told = chat.clone();
     for message in told.messages.iter_mut().filter(|message| !message.tool_calls.is_empty()) {
-        let call = |ToolCall { id, name, arguments }: ToolCall| {
-            let arguments = serde_json::from_str(&arguments).unwrap_or(Value::String(arguments));
-            json!({"id": id, "name": name, "arguments": arguments})
-        };
-        let calls: Value = std::mem::take(&mut message.tool_calls).into_iter().map(call).collect();
-        message.content.push(Part::Text(json!({"tool_calls": calls}).to_string()));
+        let calls: Vec<_> = std::mem::take(&mut message.tool_calls).iter().map(call_text).collect();
+        message.content.push(Part::Text(format!("{{\"tool_calls\":[{}]}}", calls.join(","))));
     }
     Ok(Cow::Owned(told))
+}
+
+/// The first call that was called with what is no JSON, as one that was cut off: some templates cannot show such.
+fn no_json_arguments(chat: &Chat) -> Option<RequestError> {
+    let mut calls = chat.messages.iter().enumerate().flat_map(|(i, message)| {
+        message.tool_calls.iter().enumerate().map(move |(j, call)| (format!("messages[{i}].tool_calls[{j}]"), call))
+    });
+    calls.find_map(|(place, call)| {
+        let error = serde_json::from_str::<IgnoredAny>(call.arguments_told()).err()?;
+        let param = format!("{place}.function.arguments");
+        let message = format!(
+            "{param} is no JSON ({error}), and this model's chat template cannot show such a call: give the text of a JSON object, as \
+             \"{{}}\", or leave the call and its answer out"
+        );
+        Some(RequestError::invalid(&param, "invalid_json", message))
+    })
+}
+
+/// A call as JSON. What it was called with stands as it came where that is JSON, and is never made a tree: it may be megabytes.
+fn call_text(call: &ToolCall) -> String {
+    let quoted = |text: &str| Value::from(text).to_string();
+    let arguments = call.arguments_told();
+    let is_json = serde_json::from_str::<IgnoredAny>(arguments).is_ok();
+    let arguments = if is_json { Cow::Borrowed(arguments) } else { Cow::Owned(quoted(arguments)) };
+    format!("{{\"name\":{},\"arguments\":{arguments},\"id\":{}}}", quoted(&call.name), quoted(&call.id))
 }
 
 /// Why a text that came as `param` became no tokens.
@@ -232,20 +255,23 @@ impl Vocabulary for LlamaVocabulary {
 
     fn render(&self, chat: &Chat, reads: Reads, pace: Pace) -> Result<Option<RenderedChat>, RequestError> {
         let template = self.template.as_ref().ok_or_else(|| {
-            RequestError::invalid("messages", "no_chat_template", "this model's file has no chat template, so it takes no chats; send the text that it is to go on with as `prompt` to POST /v1/completions")
+            RequestError::invalid("messages", "no_chat_template", "this model's file has no chat template, so it takes no chats; send the text that it is to go on with as `prompt` to POST /v1/completions, or have the server given a template (--chat-template-file; in pods spec.runtime.chatTemplate)")
         })?;
         if !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None && !template.knows_tools() {
-            let message = "tools: this model's chat template has no place for tools, so that it would not be told of any; leave `tools` out, or serve a model that was taught to call them";
+            let message = "tools: this model's chat template has no place for tools, so that it would not be told of any; leave `tools` out, and calls among the messages, or have it served with a template that shows them (--chat-template-file; in pods spec.runtime.chatTemplate)";
             return Err(RequestError::invalid("tools", "tools_not_supported", message));
         }
-        let told = with_calls_told(chat, template.knows_tools(), template.shown_calls())?;
+        let told = with_calls_told(chat, template.knows_tools(), template.shown_calls(!chat.tools.is_empty()))?;
         let chat = told.as_ref();
         // The parsers read whole turns, and of one that is continued the beginning is not in the answer.
         let reads_calls = !chat.tools.is_empty() && (reads == Reads::All || chat.tool_choice != ToolChoice::None);
         let reads_answer =
             reads != Reads::Nothing && !chat.continue_final_message && (reads_calls || template.thinks());
         let asked = chat_json(chat, reads, reads_answer, reads_calls)?;
-        let Some(rendered) = template.prompt(&self.model, &asked, pace).map_err(|error| of_chat(&error))? else {
+        let Some(rendered) = template
+            .prompt(&self.model, &asked, pace)
+            .map_err(|error| no_json_arguments(chat).unwrap_or_else(|| of_chat(&error)))?
+        else {
             return Ok(None);
         };
         // Where it is not known what stands before what is said, all of the answer is of the form, and told as it stands.
@@ -316,7 +342,7 @@ mod tests {
             arguments: arguments.to_owned(),
         };
         let calls = Message {
-            tool_calls: vec![call("c1", r#"{"where":"up"}"#), call("c2", "no JSON")],
+            tool_calls: vec![call("c1", r#"{"n":12345678901234567890123}"#), call("c2", "no \"JSON\"")],
             ..Message::text(Role::Assistant, "I look.")
         };
         let result = Message { tool_call_id: Some("c1".to_owned()), ..Message::text(Role::Tool, "Nothing.") };
@@ -333,8 +359,8 @@ mod tests {
         assert_eq!(told.messages[1].tool_calls, []);
         let said = told.messages[1].said();
         let (said, calls) = said.split_once('\n').unwrap();
-        let expected = json!({"tool_calls": [{"id": "c1", "name": "look", "arguments": {"where": "up"}}, {"id": "c2", "name": "look", "arguments": "no JSON"}]});
-        assert_eq!((said, serde_json::from_str::<Value>(calls).unwrap()), ("I look.", expected));
+        let expected = r#"{"tool_calls":[{"name":"look","arguments":{"n":12345678901234567890123},"id":"c1"},{"name":"look","arguments":"no \"JSON\"","id":"c2"}]}"#;
+        assert_eq!((said, calls), ("I look.", expected));
         assert_eq!((&told.messages[0], &told.messages[2]), (&chat.messages[0], &chat.messages[2]));
 
         for (knows_tools, shown, param) in [
