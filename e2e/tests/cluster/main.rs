@@ -20,6 +20,7 @@ mod lifecycle;
 mod monitoring;
 mod plugin;
 mod rejections;
+mod responses;
 mod swap;
 mod troubles;
 mod y_scale;
