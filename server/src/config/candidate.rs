@@ -223,7 +223,10 @@ fn parsed<T: DeserializeOwned + Default>(text: &str) -> Result<(T, Vec<String>),
     // As a whole first, which finds keys that stand twice.
     let value: serde_yaml::Value = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
     if value.is_null() {
-        return Ok(Default::default());
+        return Err(
+            "it says nothing, so that no gate would be asked: {} says so, and without the file there are defaults"
+                .to_owned(),
+        );
     }
     let (mut unknown, mut track) = (Vec::new(), serde_path_to_error::Track::new());
     let reader = serde_path_to_error::Deserializer::new(value, &mut track);
@@ -254,7 +257,6 @@ mod tests {
     #[test]
     fn gates_are_read_as_a_service_has_them() {
         for right in [
-            "",
             "{}",
             "drift: {}",
             "memory: {headroom: 10%}\ndrift: {minAgreement: 95%, maxKl: \"0.1\"}",
@@ -279,6 +281,8 @@ mod tests {
             ("drift: {reference: Golden}", "spec.rollout.gates.drift.reference is not supported yet: use Active"),
             ("drift: {minAgreement: \"2\"}", "spec.rollout.gates.drift.minAgreement: \"2\" is not a percentage"),
             ("drift: {}\ndrift: {}", "duplicate"),
+            ("", "it says nothing, so that no gate would be asked"),
+            ("null\n", "it says nothing, so that no gate would be asked"),
             ("[{headroom: 5%}]", "invalid type: sequence"),
             ("drift: [Active, 95%]", "drift: invalid type: sequence"),
             ("prompts: {configMapRef: [golden]}", "prompts.configMapRef: invalid type: sequence"),

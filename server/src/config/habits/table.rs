@@ -199,7 +199,14 @@ pub(super) const FLAGS: &[Flag] = &[
     flag(&["--reuse-port"], Nothing, Refused(&[], "one process has a port; --workers has several work behind it")),
     flag(&["--chat-template-kwargs"], Value, Refused(&["", "{}"], KWARGS)),
     flag(&["--no-jinja"], Nothing, Refused(&[], NO_TEMPLATE)),
-    flag(&["--prefill-assistant"], Nothing, Refused(&[], "an assistant's message that comes last is a whole turn")),
+    flag(
+        &["--prefill-assistant"],
+        Nothing,
+        Refused(
+            &[],
+            "an assistant's message that comes last is a whole turn, unless the request says continue_final_message: true",
+        ),
+    ),
     flag(&["--skip-chat-parsing"], Nothing, Refused(&[], TOLD_APART)),
     flag(&["--reasoning-format"], Value, Refused(&["auto", "deepseek"], TOLD_APART)),
     flag(&["-rea", "--reasoning"], Value, Refused(&["auto"], THINKING)),
