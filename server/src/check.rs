@@ -327,12 +327,12 @@ fn stamps(path: &Path, is_hashed: bool) -> std::io::Result<Vec<FileStamp>> {
 /// # Errors
 /// One is not: what was found may be of neither.
 fn are_unchanged(stamps: &[FileStamp]) -> anyhow::Result<()> {
-    match stamps.iter().find_map(|stamp| stamp.again().err()) {
-        Some(why) => {
-            anyhow::bail!("what was found may be of another file, so check it again once nothing writes to it: {why}")
-        }
-        None => Ok(()),
-    }
+    let Some(changed) = stamps.iter().find(|stamp| stamp.again().is_err()) else { return Ok(()) };
+    let path = changed.path().display();
+    std::fs::metadata(changed.path()).with_context(|| format!("{path} cannot be read any more"))?;
+    anyhow::bail!(
+        "{path} has changed while it was looked at, and what was found may be of neither: check it again once nothing writes to it"
+    )
 }
 
 /// Fetch and Digest, which have nothing to compare a file with that is there.
@@ -418,6 +418,10 @@ mod tests {
             anyhow::ensure!(told.as_ref().is_err_and(|told| told.starts_with(&wanted)), "{named:?}: {told:?}");
             std::fs::write(changed, b"GGUF")?;
         }
+        let found = stamps(&whole, true)?;
+        std::fs::remove_file(&whole)?;
+        let told = are_unchanged(&found).map_err(|error| format!("{error:#}"));
+        anyhow::ensure!(told.as_ref().is_err_and(|told| told.contains("m.gguf cannot be read any more: ")), "{told:?}");
         Ok(())
     }
 
