@@ -77,7 +77,7 @@ async fn ensure_rejected(
     say(format_args!("kubectl get mv: {row}"));
     ensure!(row.contains(gate.as_str()), "the row does not tell the gate: {row}");
     if let Some(value) = &rejected.value {
-        let figure = value.split_whitespace().next().unwrap_or_default();
+        let figure = value.split([' ', ',']).next().unwrap_or_default();
         ensure!(row.contains(figure), "the row does not tell the figure {value:?}: {row}");
     }
     Ok(rejected)

@@ -435,10 +435,16 @@ async fn a_pod_that_answers_with_another_version_is_named() {
     assert_eq!(scene.condition("PodsReady").1, "AsRequested", "it may be on its way");
 
     let why = "the host of its uri has no address";
-    scene.api.edit(SERVICE, |service| {
-        service["status"]["replicas"][1]["candidate"] =
-            json!({"version": active, "phase": "Fetching", "waitReason": "FetchBackOff", "message": why});
-    });
+    let waits_for = |scene: &Scene, reason: &str| {
+        scene.api.edit(SERVICE, |service| {
+            service["status"]["replicas"][1]["candidate"] =
+                json!({"version": active, "phase": "Fetching", "waitReason": reason, "message": why});
+        });
+    };
+    waits_for(&scene, "NoRoom");
+    scene.step().await.unwrap();
+    assert_eq!(scene.condition("PodsReady").1, "AsRequested", "the version that it has ends its last requests");
+    waits_for(&scene, "FetchBackOff");
     scene.api.requests();
     scene.step().await.unwrap();
     assert_eq!(scene.condition("UpToDate"), up_to_date);

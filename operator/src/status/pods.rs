@@ -3,7 +3,9 @@
 use gantry_crds::{
     InferenceServiceStatus,
     conditions::{ConditionType, NewCondition, Reason},
-    status::{CandidatePhase, GateVerdict, ReplicaHealth, ReplicaStatus, RolloutStatus, RolloutStep, StrategyName},
+    status::{
+        CandidatePhase, GateVerdict, ReplicaHealth, ReplicaStatus, RolloutStatus, RolloutStep, StrategyName, WaitReason,
+    },
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
@@ -65,7 +67,9 @@ fn lacks_active<'a>(inputs: &ServiceInputs, report: &'a ReplicaStatus) -> Option
     let active = inputs.state.active.as_ref().filter(|active| report.version.as_ref() != Some(active))?;
     let candidate = report.candidate.as_ref().filter(|candidate| candidate.version == *active)?;
     let failed = (candidate.phase == CandidatePhase::Failed).then_some(Reason::GateFailed);
-    let reason = candidate.wait_reason.map(Reason::from).or(failed)?;
+    // That another version ends its last requests first is how pods go over.
+    let waits = candidate.wait_reason.filter(|reason| *reason != WaitReason::NoRoom);
+    let reason = waits.map(Reason::from).or(failed)?;
     let of_gate = || {
         let gate = candidate.gates.iter().find(|gate| gate.verdict == GateVerdict::Fail);
         gate.and_then(|gate| gate.message.as_deref())
