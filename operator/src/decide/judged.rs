@@ -351,4 +351,18 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn a_verdict_of_memory_rests_on_the_strategy_and_no_other_does() {
+        let wanted = super::super::tests::spec(1).wanted;
+        let mut other = super::super::tests::spec(1).wanted;
+        other.strategy = gantry_crds::inference_service::RolloutStrategy::HoldRequests;
+        for (gate, lifts) in [(GateName::Memory, true), (GateName::Prompts, false), (GateName::Deadline, false)] {
+            let verdict = Verdict { gate, waits: false, unsteady: false };
+            let mut rejected = super::super::tests::Scene::refusing().state.rejected.take().unwrap();
+            (rejected.gate, rejected.judged) = (gate, of_verdict(&wanted.judged, &verdict, Some(&wanted)));
+            assert!(stands(&rejected, &wanted), "{gate:?}");
+            assert_eq!(!stands(&rejected, &other), lifts, "{gate:?}: {}", rejected.judged);
+        }
+    }
 }

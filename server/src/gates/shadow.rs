@@ -207,7 +207,8 @@ async fn both(
     if let Some(why) = not_taken(candidate, prompt).await? {
         return Ok(Outcome::NotTaken(why));
     }
-    // The candidate computes on the same machine. One that came a moment ago waits for the next step, as all do.
+    // The candidate computes on the same machine. One that came a moment ago waits for the next step, as all do; a queue tells nobody
+    // when it is empty.
     let users_wait = async {
         while reference.stats().queued > 0 {
             tokio::time::sleep(SHADOW_QUEUE_LOOK).await;

@@ -257,6 +257,23 @@ async fn why_pods_of_the_other_side_are_not_there_stands_in_the_column() {
         assert!(message.contains(why), "{type_}: {message}");
     }
     assert_eq!(scene.condition("Available").0, "True");
+    let candidate = scene.service().status.unwrap().candidate_version.unwrap();
+    assert_eq!(scene.version(&candidate).status.unwrap().reason.as_deref(), Some("Unschedulable"));
+}
+
+#[tokio::test]
+async fn what_is_to_be_corrected_of_a_version_that_the_spec_names_no_more_is_told_with_the_way_to_it() {
+    let mut scene = Scene::serving().await;
+    let active = scene.service().status.unwrap().active_version.unwrap();
+    scene.pods.push(PodView { ready: false, ..pod("chat-c") });
+    fails(&scene, "chat-c", "Fetch: there is no such file; correct its uri in the spec");
+    scene.step().await.unwrap();
+    let way = format!("that is of {active}: set spec.model back to it");
+    assert!(!scene.condition("PodsReady").2.contains(&way), "the spec names it");
+    scene.ask_for("2");
+    scene.step().await.unwrap();
+    let told = scene.condition("PodsReady").2;
+    assert!(told.contains(&way), "{told}");
 }
 
 /// A pod that finds its node is still on its way for a while.
