@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use gantry_core::{Chat, Part, Role, Tool, ToolCall, ToolChoice, messages_json};
 use gantry_llama::{
-    AnswerForm, ChatPrompt, InfillTokens, Lead, Model, ShownCalls, SpecialTokens, TokenTexts, TokenizeError,
+    AnswerForm, ChatError, ChatPrompt, InfillTokens, Lead, Model, ShownCalls, SpecialTokens, TokenTexts, TokenizeError,
 };
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
@@ -268,9 +268,11 @@ impl Vocabulary for LlamaVocabulary {
         let reads_answer =
             reads != Reads::Nothing && !chat.continue_final_message && (reads_calls || template.thinks());
         let asked = chat_json(chat, reads, reads_answer, reads_calls)?;
-        let Some(rendered) = template
-            .prompt(&self.model, &asked, pace)
-            .map_err(|error| no_json_arguments(chat).unwrap_or_else(|| of_chat(&error)))?
+        let Some(rendered) = template.prompt(&self.model, &asked, pace).map_err(|error| {
+            // A limit, and what a template refuses by its own words, have other causes.
+            let of_arguments = matches!(error, ChatError::Template(_)).then(|| no_json_arguments(chat)).flatten();
+            of_arguments.unwrap_or_else(|| of_chat(&error))
+        })?
         else {
             return Ok(None);
         };
