@@ -181,7 +181,8 @@ fn turn() -> impl Strategy<Value = Vec<Message>> {
     let role = prop::sample::select(vec![Role::System, Role::User, Role::Assistant]);
     let text = (role, ".{0,30}", prop::option::of("[a-z]{1,5}"))
         .prop_map(|(role, content, name)| vec![Message { name, ..Message::text(role, content) }]);
-    let calls = prop::collection::vec(("[a-z0-9]{1,8}", "[a-z]{1,5}", ".{0,20}"), 1..4);
+    // What templates are given writes arguments that are nothing as `{}`, and the wire is made of that.
+    let calls = prop::collection::vec(("[a-z0-9]{1,8}", "[a-z]{1,5}", ".{1,20}"), 1..4);
     let called = (".{0,30}", prop::option::of(".{1,9}"), calls).prop_map(|(content, reasoning, calls)| {
         let answers: Vec<Message> = calls
             .iter()
