@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use gantry_core::{
     ApiError, Chat, Constraint, ContinuationFault, Extent, GenerationParams, MAX_STOP_BYTES, MAX_STOP_STRINGS,
     MAX_TOOLS, Message, Part, Prompt, PromptForm, Role, TextRequest, ToolCall, check_continuation, from_objects,
-    from_typed_objects, read_body, read_integer, read_integer_of,
+    from_typed_objects, read_body, read_integer, read_integer_of, with_name_here,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -22,6 +22,14 @@ from_typed_objects!(Thinking, Format, ContextEdit);
 
 /// The first line of the result of a call that failed: templates have no other place that says so.
 const FAILED: &str = "Error:";
+/// What OpenAI's chats call fields, and what is to be said of them.
+const NAMES_OF_CHATS: [(&str, &str); 5] = [
+    ("max_completion_tokens", "it is `max_tokens` here"),
+    ("stop", "it is `stop_sequences` here, an array of strings"),
+    ("response_format", "it is `output_config.format` here"),
+    ("reasoning_effort", "it is `output_config.effort` here"),
+    ("user", "it is `metadata.user_id` here"),
+];
 
 /// What both addresses take.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -249,7 +257,7 @@ fn conversation(body: &Body) -> Option<String> {
 }
 
 fn read(body: &[u8]) -> Result<Body, ApiError> {
-    let body: Body = read_body(body)?;
+    let body: Body = read_body(body).map_err(|error| with_name_here(error, &NAMES_OF_CHATS))?;
     for (name, is_given) in [
         ("container", body.container.is_some()),
         ("mcp_servers", body.mcp_servers.as_ref().is_some_and(|servers| !servers.is_empty())),

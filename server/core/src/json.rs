@@ -14,6 +14,10 @@ use crate::api_error::{ApiError, ErrorCode};
 const MAX_PATH_CHARS: usize = 256;
 /// The most characters of what is wrong, which may repeat a value.
 const MAX_SAID_CHARS: usize = 512;
+/// The most characters of a value that an error repeats.
+const MAX_VALUE_CHARS: usize = 64;
+/// How alike two names must be, from 0 to 1, for one to be taken for the other.
+const LEAST_LIKENESS: f64 = 0.87;
 
 /// What a list in JSON takes in memory beside its members: room for four is made at once.
 const LIST_BYTES: usize = 320;
@@ -182,6 +186,18 @@ pub fn read_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     read_json(Value::Object(fields), "")
 }
 
+/// Says of a field that is not known, and that another protocol has, what it is called here: `names` has the paths of such fields, with
+/// `[]` for each index, and what is to be said of them.
+#[must_use]
+pub fn with_name_here(error: ApiError, names: &[(&str, &str)]) -> ApiError {
+    let Some(param) = error.param.as_ref().filter(|_| error.code == ErrorCode::UnknownParameter) else { return error };
+    let steps = param.split(['[', ']']).enumerate();
+    let plain: String = steps.map(|(at, step)| if at % 2 == 0 { step } else { "[]" }).collect();
+    let Some((_, hint)) = names.iter().find(|(name, _)| *name == plain) else { return error };
+    let message = format!("`{param}` is not known: {hint}.");
+    ApiError::invalid(error.param.clone(), ErrorCode::UnknownParameter, message)
+}
+
 fn read_exactly<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     if body.trim_ascii_start().starts_with(b"[") {
         return Err(ApiError::invalid(None, ErrorCode::InvalidType, "The body must be a JSON object, not an array."));
@@ -191,7 +207,7 @@ fn read_exactly<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
         let path = error.path().to_string();
         let error = error.into_inner();
         // That there is none of its words in the place of one is told as if there were no JSON.
-        match error.is_data() || serde_json::from_slice::<IgnoredAny>(body).is_err() {
+        match error.is_data() || is_too_deep(&error) || serde_json::from_slice::<IgnoredAny>(body).is_err() {
             true => of_field("", &path, &error),
             false => wrong("", &path, "a value of another type is expected"),
         }
@@ -249,7 +265,7 @@ fn of_field(path: &str, inner: &str, error: &serde_json::Error) -> ApiError {
     let said = error.to_string();
     let said = said.rsplit_once(" at line ").map_or(said.as_str(), |(said, _)| said);
     let (within, said) = placed(said);
-    wrong(path, &joined(inner, within), &in_words_of_json(&kinds_of_json(said)))
+    wrong(path, &joined(inner, within), said)
 }
 
 fn wrong(path: &str, inner: &str, said: &str) -> ApiError {
@@ -259,44 +275,83 @@ fn wrong(path: &str, inner: &str, said: &str) -> ApiError {
     let name = name.filter(|name| code == ErrorCode::MissingRequiredParameter || !ends_with(inner, name));
     let steps = [path, inner, name.unwrap_or_default()];
     let at = steps.iter().filter(|step| !step.is_empty()).map(|step| shown(step, MAX_PATH_CHARS)).collect::<Vec<_>>();
-    let (at, said) = (at.join("."), shown(said, MAX_SAID_CHARS));
+    let at = at.join(".");
     if at.is_empty() {
-        return ApiError::invalid(None, code, format!("{said}."));
+        return ApiError::invalid(None, code, format!("The body {}.", in_words(&at, said)));
     }
-    ApiError::invalid(Some(Cow::Owned(at.clone())), code, format!("`{at}`: {said}."))
+    let message = format!("`{at}` {}.", in_words(&at, said));
+    ApiError::invalid(Some(Cow::Owned(at)), code, message)
 }
 
-/// What serde calls maps and sequences are objects and arrays to who writes JSON.
-fn kinds_of_json(said: &str) -> Cow<'_, str> {
-    let mut told = Cow::Borrowed(said);
-    for (theirs, ours) in
-        [("invalid type: map,", "invalid type: object,"), ("invalid type: sequence,", "invalid type: array,")]
-    {
-        if let Some(rest) = told.strip_prefix(theirs) {
-            told = Cow::Owned(format!("{ours}{rest}"));
-        }
+/// What serde says is wrong with the field at a path, in words for who writes JSON and does not read the sources.
+fn in_words(at: &str, said: &str) -> String {
+    // What is repeated of the body may have any words in it.
+    let expected = |start: &str| said.strip_prefix(start)?.rsplit_once(", expected ");
+    if let Some((got, expected)) = expected("invalid type: ") {
+        return format!("must be {}, not {}", kind_expected(expected), kind_given(got));
     }
-    for (theirs, ours) in [("expected a map", "expected an object"), ("expected a sequence", "expected an array")] {
-        if let Some(rest) = told.strip_suffix(theirs) {
-            told = Cow::Owned(format!("{rest}{ours}"));
-        }
+    if let Some((got, expected)) = expected("invalid value: ") {
+        return format!("must be {}, not {}", kind_expected(expected), shown(got, MAX_VALUE_CHARS));
     }
-    told
+    if let Some((got, expected)) = expected("unknown variant `") {
+        return format!("must be {expected}, not `{}`", shown(got.trim_end_matches('`'), MAX_VALUE_CHARS));
+    }
+    if said.starts_with("unknown field `") {
+        let known = expected("unknown field `").map_or("", |(_, known)| known);
+        let name = fault(said).1.unwrap_or_default();
+        // A name may have a point itself, and be cut.
+        let place = at.strip_suffix(name).unwrap_or_default();
+        return match nearest(name, known.split('`').skip(1).step_by(2)) {
+            Some(meant) => format!("is not known: did you mean `{place}{meant}`? Otherwise leave it out"),
+            None => "is not known: leave it out".to_owned(),
+        };
+    }
+    match said {
+        _ if said.starts_with("missing field `") => "is missing".to_owned(),
+        _ if said.starts_with("duplicate field `") => "stands twice".to_owned(),
+        other => format!("cannot be read: {}", shown(other, MAX_SAID_CHARS)),
+    }
 }
 
-/// Names of types are of use to nobody who does not read the sources.
-fn in_words_of_json(said: &str) -> Cow<'_, str> {
-    for (ours, theirs) in [
-        ("expected internally tagged enum ", "an object with a `type`"),
-        ("expected adjacently tagged enum ", "an object with a `type`"),
-        ("expected struct ", "an object"),
-        ("expected variant identifier", "a word for its kind"),
-    ] {
-        if let Some((before, _)) = said.split_once(ours) {
-            return Cow::Owned(format!("{before}expected {theirs}"));
+/// The name that is most like another, if any is like it.
+pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    // `maxTokens` is `max_tokens`.
+    let plain = |name: &str| name.replace(['_', '-'], "").to_lowercase();
+    let name = plain(name);
+    let likeness = |known: &'a str| (strsim::jaro_winkler(&name, &plain(known)), known);
+    let (likeness, nearest) = known.map(likeness).max_by(|(one, _), (other, _)| one.total_cmp(other))?;
+    (likeness >= LEAST_LIKENESS).then_some(nearest)
+}
+
+fn kind_expected(words: &str) -> &str {
+    let is_integer = words.trim_end_matches("size").trim_start_matches(['i', 'u']).parse::<u8>().is_ok();
+    match words {
+        "f32" | "f64" | "a JSON number" => "a number",
+        "usize" | "isize" => "an integer",
+        _ if is_integer => "an integer",
+        "a boolean" => "true or false",
+        "a map" => "an object",
+        "a sequence" => "an array",
+        "variant identifier" => "a word for its kind",
+        _ if words.starts_with("struct ") => "an object",
+        _ if words.starts_with("internally tagged enum ") || words.starts_with("adjacently tagged enum ") => {
+            "an object with a `type`"
         }
+        other => other,
     }
-    Cow::Borrowed(said)
+}
+
+fn kind_given(words: &str) -> &str {
+    match words.split(' ').next().unwrap_or_default() {
+        "string" | "character" => "a string",
+        "integer" => "an integer",
+        "floating" => "a fractional number",
+        "boolean" => "a boolean",
+        "unit" | "null" | "Option" => "null",
+        "map" => "an object",
+        "sequence" => "an array",
+        _ => "a value of another type",
+    }
 }
 
 /// What is wrong, and with which field where the words say it.
@@ -307,6 +362,9 @@ fn fault(said: &str) -> (ErrorCode, Option<&str>) {
     }
     if let Some(name) = named("unknown field `") {
         return (ErrorCode::UnknownParameter, Some(name));
+    }
+    if said.starts_with("invalid type: ") {
+        return (ErrorCode::InvalidType, None);
     }
     (ErrorCode::InvalidValue, named("duplicate field `"))
 }
@@ -320,7 +378,18 @@ fn shown(text: &str, most_chars: usize) -> String {
     text.chars().take(most_chars).collect()
 }
 
-fn no_json(error: &serde_json::Error) -> ApiError {
+/// Nothing deeper is read, so that no body exhausts a stack; serde_json says so in words alone.
+fn is_too_deep(error: &serde_json::Error) -> bool {
+    error.to_string().starts_with("recursion limit exceeded")
+}
+
+/// Why a body cannot be read as JSON.
+#[must_use]
+pub fn no_json(error: &serde_json::Error) -> ApiError {
+    if is_too_deep(error) {
+        let message = format!("The body must not be nested deeper than {} levels: {error}.", MAX_DEPTH - 1);
+        return ApiError::invalid(None, ErrorCode::InvalidJson, message);
+    }
     ApiError::invalid(None, ErrorCode::InvalidJson, format!("The body is not valid JSON: {error}."))
 }
 
@@ -368,9 +437,9 @@ mod tests {
             (ErrorCode::InvalidType, "The body must be a JSON object, not an array.")
         );
         for (body, words) in [
-            (&br#"{"one": 1, "blocks": [3]}"#[..], "expected an object with a `type`"),
+            (&br#"{"one": 1, "blocks": [3]}"#[..], "`blocks[0]` must be an object with a `type`, not an integer."),
             (br#"{"one": 1, "word": {}}"#, "a value of another type is expected"),
-            (br#"3"#, "expected an object"),
+            (br#"3"#, "The body must be an object, not an integer."),
         ] {
             let message = told(body).message;
             assert!(message.contains(words) && !message.contains("struct") && !message.contains("Body"), "{message}");
@@ -396,7 +465,7 @@ mod tests {
         use ErrorCode::{InvalidType, InvalidValue, MissingRequiredParameter, UnknownParameter};
         for (body, param, code) in [
             (json!({}), Some("one"), MissingRequiredParameter),
-            (json!({"one": "a"}), Some("one"), InvalidValue),
+            (json!({"one": "a"}), Some("one"), InvalidType),
             (json!({"one": 1, "two": 2}), Some("two"), UnknownParameter),
             (json!({"one": 1, "blocks": [{"type": "text"}]}), Some("blocks[0].text"), MissingRequiredParameter),
             (
@@ -407,17 +476,17 @@ mod tests {
             (json!({"one": 1, "blocks": [{}]}), Some("blocks[0].type"), MissingRequiredParameter),
             (json!({"one": 1, "blocks": [{"type": "b"}]}), Some("blocks[0].type"), InvalidValue),
             (json!({"one": 1, "blocks": [{"type": ""}]}), Some("blocks[0].type"), InvalidValue),
-            (json!({"one": 1, "blocks": [{"type": 1}]}), Some("blocks[0].type"), InvalidValue),
-            (json!({"one": 1, "blocks": [["text", "a"]]}), Some("blocks[0]"), InvalidValue),
+            (json!({"one": 1, "blocks": [{"type": 1}]}), Some("blocks[0].type"), InvalidType),
+            (json!({"one": 1, "blocks": [["text", "a"]]}), Some("blocks[0]"), InvalidType),
             (
                 json!({"one": 1, "blocks": [{"type": "list", "blocks": [], "more": 1}]}),
                 Some("blocks[0].more"),
-                InvalidValue,
+                InvalidType,
             ),
             (
                 json!({"one": 1, "blocks": [{"type": "list", "blocks": [{"type": "text", "text": "a"}, {"type": "text", "text": 1}]}]}),
                 Some("blocks[0].blocks[1].text"),
-                InvalidValue,
+                InvalidType,
             ),
             (
                 json!({"one": 1, "blocks": [{"type": "list", "blocks": [{"type": "b"}]}]}),
@@ -429,12 +498,47 @@ mod tests {
             (json!({"one": 1, "count": 7.5}), Some("count"), InvalidValue),
             (json!({"one": 1, "count": -1}), Some("count"), InvalidValue),
             (json!({"one": 1, "count": 1_u64 << 32}), Some("count"), InvalidValue),
-            (json!({"one": 1, "count": "7"}), Some("count"), InvalidValue),
+            (json!({"one": 1, "count": "7"}), Some("count"), InvalidType),
             (json!([]), None, InvalidType),
         ] {
             let error = read_body::<Body>(body.to_string().as_bytes()).expect_err("it is wrong");
             assert_eq!((error.param.as_deref(), error.code.clone()), (param, code), "{body}: {error}");
         }
+    }
+
+    #[test]
+    fn errors_say_what_is_wanted_and_what_came() {
+        let named = [("messages", "it is `one` here"), ("blocks[].texts", "a block has one")];
+        for (body, told) in [
+            (json!({"one": "a"}), "`one` must be an integer, not a string."),
+            (json!({"one": 1.5}), "`one` must be an integer, not a fractional number."),
+            (json!({"one": 1, "blocks": {}}), "`blocks` must be an array, not an object."),
+            (json!({"one": 1, "word": "second"}), "`word` must be `first`, not `second`."),
+            (
+                json!({"one": 1, "blocks": [{"type": "b`, expected c"}]}),
+                "`blocks[0].type` must be `text` or `list`, not `b",
+            ),
+            (json!({"one": 1, "count": 7.5}), "`count` must be an integer from 0 to 4294967295, not 7.5."),
+            (json!({}), "`one` is missing."),
+            (json!({"one": 1, "cuont": 1}), "`cuont` is not known: did you mean `count`? Otherwise leave it out."),
+            (json!({"one": 1, "zzz": 1}), "`zzz` is not known: leave it out."),
+            (json!({"one": 1, "messages": []}), "`messages` is not known: it is `one` here."),
+            (
+                json!({"one": 1, "blocks": [{"type": "text", "text": "a", "texts": 1}]}),
+                "`blocks[0].texts` is not known: a block has one.",
+            ),
+            (
+                json!({"one": 1, "blocks": [{"type": "list", "blocks": [], "mor": 1}]}),
+                "`blocks[0].mor` is not known: did you mean `blocks[0].more`? Otherwise leave it out.",
+            ),
+        ] {
+            let error = read_body::<Body>(body.to_string().as_bytes()).expect_err("it is wrong");
+            let error = with_name_here(error, &named);
+            assert!(error.message.starts_with(told), "{body}: {error}");
+        }
+        let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+        let error = no_json(&serde_json::from_str::<Value>(&deep).expect_err("it is too deep"));
+        assert!(error.message.starts_with("The body must not be nested deeper than 127 levels"), "{error}");
     }
 
     #[test]

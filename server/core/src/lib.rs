@@ -29,7 +29,10 @@ pub use event::{
     PromptChance, PromptToken, ShownPrompt, StopCause, Stretch, Timings, TokenChance, TokenLogprob, TokenPiece,
     ToolCallDelta, Usage,
 };
-pub use json::{integer_of, json_memory_bytes, read_body, read_integer, read_integer_of, read_json, read_typed};
+pub use json::{
+    integer_of, json_memory_bytes, nearest, no_json, read_body, read_integer, read_integer_of, read_json, read_typed,
+    with_name_here,
+};
 pub use limits::*;
 pub use message::{Message, Part, Role, ToolCall, messages_json};
 pub use order::{Priority, Turn};

@@ -356,6 +356,8 @@ fn unknown(place: Place, name: &str, prefix: &str) -> ApiError {
     let hint = match (elsewhere(name), nearest(place, &shown)) {
         (Some(other), _) => match other.address() {
             Some(address) => format!("it belongs to {}, POST {address}; leave it out here", other.words()),
+            // As the Responses API has it.
+            None if (place, other) == (Tool, ToolFunction) => format!("write it within `{prefix}function`"),
             None => format!("it belongs to {}; leave it out", other.words()),
         },
         (None, Some(meant)) => format!("did you mean `{prefix}{meant}`? Otherwise leave it out"),
@@ -373,12 +375,7 @@ fn shown(name: &str) -> String {
 /// The name that is obeyed in a place and most like another.
 fn nearest(place: Place, name: &str) -> Option<&'static str> {
     let obeyed = |parameter: &&Parameter| parameter.treatment == Obeyed && parameter.places.contains(&place);
-    // `maxTokens` is `max_tokens`.
-    let plain = |name: &str| name.replace(['_', '-'], "").to_lowercase();
-    let likeness = |parameter: &Parameter| (strsim::jaro_winkler(&plain(name), &plain(parameter.name)), parameter.name);
-    let (likeness, nearest) =
-        PARAMETERS.iter().filter(obeyed).map(likeness).max_by(|(one, _), (other, _)| one.total_cmp(other))?;
-    (likeness >= LEAST_LIKENESS).then_some(nearest)
+    gantry_core::nearest(name, PARAMETERS.iter().filter(obeyed).map(|parameter| parameter.name))
 }
 
 /// A place where a name is obeyed.
@@ -387,8 +384,6 @@ fn elsewhere(name: &str) -> Option<Place> {
     PARAMETERS.iter().find(obeyed).and_then(|parameter| parameter.places.first().copied())
 }
 
-/// How alike two names must be, from 0 to 1, for one to be taken for the other.
-const LEAST_LIKENESS: f64 = 0.87;
 /// The most characters of an unknown name that an error repeats.
 const MAX_SHOWN_NAME_CHARS: usize = 64;
 

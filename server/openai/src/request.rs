@@ -259,7 +259,7 @@ pub(crate) fn parse_object(body: &[u8]) -> Result<Map<String, Value>, ApiError> 
             let got = crate::fields::kind_of(&other);
             Err(ApiError::invalid(None, ErrorCode::InvalidType, format!("The body must be a JSON object, not {got}.")))
         }
-        Err(error) => Err(invalid(format!("The body is not valid JSON: {error}."))),
+        Err(error) => Err(gantry_core::no_json(&error)),
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gantry_core::{
     ApiError, Chat, Constraint, GenerationParams, MAX_TOOLS, Message, Part, Prompt, Role, TOOL_NAME_PATTERN, TextOr,
     TextRequest, Tool, ToolChoice, ToolsFault, check_tools, from_objects, from_typed_objects, read_body, read_integer,
-    read_integer_of, read_json,
+    read_integer_of, read_json, with_name_here,
 };
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
@@ -32,6 +32,16 @@ const MAX_NAME_BYTES: usize = 256;
 const ANY_OBJECT: &str = r#"{"type":"object"}"#;
 /// How much is to be thought, in words.
 const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+/// What OpenAI's chats call fields, and what is to be said of them.
+const NAMES_OF_CHATS: [(&str, &str); 7] = [
+    ("messages", "it is `input` here"),
+    ("max_tokens", "it is `max_output_tokens` here"),
+    ("max_completion_tokens", "it is `max_output_tokens` here"),
+    ("response_format", "it is `text.format` here"),
+    ("reasoning_effort", "it is `reasoning.effort` here"),
+    ("verbosity", "it is `text.verbosity` here"),
+    ("tools[].function", "`name`, `description` and `parameters` stand beside `type` here"),
+];
 /// What may be asked for beside, and is never there: no item has more than it says.
 pub(crate) const EMPTY_INCLUDES: [&str; 2] = ["reasoning.encrypted_content", "message.input_image.image_url"];
 
@@ -247,7 +257,7 @@ pub struct ResolvedRequest {
 /// # Errors
 /// Names the first field that is missing, of the wrong type, out of range, unknown or not supported.
 pub fn decode_responses(body: &[u8], can_store: bool) -> Result<ResponsesRequest, ApiError> {
-    let mut body: Body = read_body(body)?;
+    let mut body: Body = read_body(body).map_err(|error| with_name_here(error, &NAMES_OF_CHATS))?;
     refuse(&body, can_store)?;
     if let Some(model) = body.model.as_ref().filter(|model| model.len() > MAX_RESPONSES_MODEL_BYTES) {
         let message = format_args!("must have at most {MAX_RESPONSES_MODEL_BYTES} bytes, not {}", model.len());
@@ -565,7 +575,8 @@ fn read_tools(tools: Vec<Value>) -> Result<Vec<Tool>, ApiError> {
                         run it yourself";
             return Err(ApiError::unsupported_parameter(format!("tools[{i}].type"), what));
         }
-        let GivenTool { name, description, parameters, strict, .. } = read_json(tool, &format!("tools[{i}]"))?;
+        let GivenTool { name, description, parameters, strict, .. } =
+            read_json(tool, &format!("tools[{i}]")).map_err(|error| with_name_here(error, &NAMES_OF_CHATS))?;
         let parameters = parameters.filter(|parameters| !parameters.is_empty());
         let parameters = parameters.map(|parameters| Value::Object(parameters).to_string());
         Ok(Tool { name, description, parameters, strict: strict.unwrap_or(true) })

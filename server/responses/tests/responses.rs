@@ -117,6 +117,30 @@ fn what_is_said_and_thought_between_calls_and_their_outputs_is_of_the_turn_that_
 }
 
 #[test]
+fn what_chats_call_otherwise_is_told_by_its_name_here() {
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {}}});
+    for (body, told) in [
+        (json!({"messages": [{"role": "user", "content": "Hi"}]}), "`messages` is not known: it is `input` here."),
+        (json!({"input": "Hi", "max_tokens": 5}), "`max_tokens` is not known: it is `max_output_tokens` here."),
+        (
+            json!({"input": "Hi", "response_format": {"type": "json_object"}}),
+            "`response_format` is not known: it is `text.format` here.",
+        ),
+        (
+            json!({"input": "Hi", "tools": [tool]}),
+            "`tools[0].function` is not known: `name`, `description` and `parameters` stand beside `type` here.",
+        ),
+        (
+            json!({"input": "Hi", "temprature": 1}),
+            "`temprature` is not known: did you mean `temperature`? Otherwise leave it out.",
+        ),
+        (json!({"input": "Hi", "temperature": "hot"}), "`temperature` must be a number, not a string."),
+    ] {
+        assert_eq!(decode(&body).map(drop).unwrap_err().message, told, "{body}");
+    }
+}
+
+#[test]
 fn items_that_cannot_be_taken_are_refused_with_what_to_do() {
     for (kind, told) in [
         ("item_reference", "send the item itself"),
@@ -126,7 +150,7 @@ fn items_that_cannot_be_taken_are_refused_with_what_to_do() {
         ("shell_call", "send a function_call"),
         ("additional_tools", "`tools`"),
         ("compaction", "sums up no conversations"),
-        ("frobnicate", "unknown variant"),
+        ("frobnicate", "not `frobnicate`"),
     ] {
         let input =
             json!([{"role": "user", "content": "Hi"}, {"type": kind, "id": "x", "call_id": "c", "output": "x"}]);
