@@ -1,6 +1,6 @@
 //! Bounds a schema before it is compiled, and finds where the one stands that could not be.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Number, Value};
 
 use super::limits::{
     MAX_COUNTED_PROPERTIES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_MULTIPLE, MAX_SCHEMA_PATTERN_BYTES, MAX_SCHEMA_PROPERTIES,
@@ -11,7 +11,12 @@ use super::schema::SchemaError;
 /// Keywords whose value names schemas: their keys are no keywords.
 const MAPS: &[&str] = &["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"];
 /// Keywords whose value is an instance.
-const INSTANCES: &[&str] = &["const", "enum", "default", "examples", "x-guidance"];
+const INSTANCES: &[&str] = &["const", "enum", "default", "example", "examples", "x-guidance"];
+/// Keywords whose value is the least of a number, or below it, and the most of it, or above.
+const LEAST: [&str; 2] = ["minimum", "exclusiveMinimum"];
+const MOST: [&str; 2] = ["maximum", "exclusiveMaximum"];
+/// The largest number of 64 bits with a point below 2^63.
+const LARGEST_INTEGER: f64 = 9_223_372_036_854_774_784.0;
 /// The most characters of a path or a reason that an error has.
 const MAX_SAID: usize = 300;
 
@@ -107,6 +112,80 @@ pub(super) fn check_size(schema: &Value) -> Result<(), SchemaError> {
         }
     }
     Ok(())
+}
+
+/// Sees to it that numbers are followed as they stand there. They are compared as ones of 64 bits with a point, of which integers beyond
+/// 2^53 are not each one: a constant that is none is refused, and a bound is brought to the next one within it.
+pub(super) fn keep_exact(schema: &mut Value) -> Result<(), SchemaError> {
+    exact(schema).map_err(|(path, message)| SchemaError::Unsupported {
+        path: format!("#{path}").chars().take(MAX_SAID).collect(),
+        message,
+    })
+}
+
+/// The error has the JSON pointer within `schema`, whose nesting is bounded by [`check_size`].
+fn exact(schema: &mut Value) -> Result<(), (String, String)> {
+    let within = |step: String| move |(path, message): (String, String)| (format!("{step}{path}"), message);
+    match schema {
+        Value::Array(items) => {
+            for (item, value) in items.iter_mut().enumerate() {
+                exact(value).map_err(within(format!("/{item}")))?;
+            }
+        }
+        Value::Object(keywords) => {
+            for (key, value) in keywords.iter_mut() {
+                let key = key.as_str();
+                match value {
+                    Value::Number(bound) if LEAST.contains(&key) => bring_within(bound, f64::next_up, i128::gt),
+                    Value::Number(bound) if MOST.contains(&key) => bring_within(bound, f64::next_down, i128::lt),
+                    value if matches!(key, "const" | "enum") && !has_exact_numbers(value) => {
+                        let message = format!(
+                            "'{key}' has an integer that is followed as another one, since it is beyond 2^53; ask for a string of its digits"
+                        );
+                        return Err((format!("/{key}"), message));
+                    }
+                    _ if INSTANCES.contains(&key) => {}
+                    Value::Object(named) if MAPS.contains(&key) => {
+                        for (name, value) in named.iter_mut() {
+                            exact(value).map_err(within(format!("/{key}/{}", escaped(name))))?;
+                        }
+                    }
+                    value => exact(value).map_err(within(format!("/{}", escaped(key))))?,
+                }
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// An integer of JSON, which may be one of 64 bits with a sign or without.
+fn integer(number: &Number) -> Option<i128> {
+    number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from))
+}
+
+/// Brings an integer that bounds a number to the next one that is a number of 64 bits with a point, and that the compiler takes: below
+/// 2^63. `further` is the next number within the bound, and `is_beyond` whether the integer is further within it than another one.
+fn bring_within(bound: &mut Number, further: fn(f64) -> f64, is_beyond: fn(&i128, &i128) -> bool) {
+    let Some(exact) = integer(bound) else { return };
+    let mut near = (exact as f64).clamp(-LARGEST_INTEGER, LARGEST_INTEGER);
+    if is_beyond(&exact, &(near as i128)) && near.abs() < LARGEST_INTEGER {
+        near = further(near);
+    }
+    if near as i128 != exact {
+        *bound = Number::from(near as i64);
+    }
+}
+
+/// Whether each integer in an instance is a number of 64 bits with a point.
+fn has_exact_numbers(instance: &Value) -> bool {
+    match instance {
+        Value::Number(number) => integer(number)
+            .is_none_or(|exact| exact as f64 as i128 == exact && exact.unsigned_abs() <= LARGEST_INTEGER as u128),
+        Value::Array(items) => items.iter().all(has_exact_numbers),
+        Value::Object(fields) => fields.values().all(has_exact_numbers),
+        _ => true,
+    }
 }
 
 /// What may take more than it looks like. That an instance, or a property, has such a name is no reason to look away.
@@ -250,6 +329,10 @@ fn blamed(said: &str) -> Option<(IsAtFault, String)> {
             key == "pattern" && value.as_str().is_some_and(|pattern| among.contains(pattern))
         };
         return Some((Box::new(is_at_fault), message));
+    }
+    if said.starts_with("Unable to determine if regex is empty") {
+        let message = "its patterns cannot be followed together; write them as one, or leave some out";
+        return Some((Box::new(|key, _| key == "allOf"), message.to_owned()));
     }
     if said.starts_with("oneOf constraints are not supported") {
         let message = "the parts of 'oneOf' exclude each other in no way that can be seen; write 'anyOf', or leave out \"strict\": true";

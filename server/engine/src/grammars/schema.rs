@@ -145,6 +145,7 @@ impl SchemaCompiler {
             message: error.to_string(),
         })?;
         place::check_size(&schema)?;
+        place::keep_exact(&mut schema)?;
         if schema.is_object() {
             let options = JsonCompileOptions {
                 whitespace_pattern: Some(WHITE_SPACE.to_owned()),

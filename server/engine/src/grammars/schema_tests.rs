@@ -265,6 +265,48 @@ fn what_clients_send_is_enforced() {
 }
 
 #[test]
+fn numbers_are_followed_as_they_stand_there_or_refused() {
+    for number in
+        ["9007199254740991", "-9007199254740991", "123456789.12345679", "-122.41941550000001", "100.00000000000001"]
+    {
+        let value: Value = serde_json::from_str(number).unwrap();
+        for schema in [json!({"const": value}), json!({"enum": [value]})] {
+            let mut schema = strictly(&schema).unwrap();
+            let written = write(&mut schema, 1).unwrap().unwrap();
+            assert_eq!(written.trim(), number);
+        }
+    }
+    for number in ["9007199254740993", "1234567890123456789", "-9223372036854775808", "18446744073709551615"] {
+        let value: Value = serde_json::from_str(number).unwrap();
+        let listed = json!({"properties": {"a/b": {"enum": [1, {"c": [value]}]}}});
+        for (schema, path) in [(json!({"const": value}), "#/const"), (listed, "#/properties/a~1b/enum")] {
+            let error = compile(&schema).map(drop).unwrap_err().to_string();
+            assert!(error.contains(&format!("at {path}: ")) && error.contains("ask for a string"), "{error}");
+        }
+    }
+    // A bound between two numbers is brought to the one within it.
+    for (schema, right, wrong) in [
+        (json!({"minimum": 9_007_199_254_740_993_i64, "maximum": i64::MAX}), "9007199254740994", "9007199254740992"),
+        (json!({"minimum": i64::MIN, "maximum": 9_007_199_254_740_993_i64}), "9007199254740992", "9007199254740994"),
+        (json!({"minimum": 0, "maximum": u64::MAX}), "7", "-1"),
+        (
+            json!({"exclusiveMinimum": -9_007_199_254_740_993_i64, "maximum": 0}),
+            "-9007199254740991",
+            "-9007199254740993",
+        ),
+    ] {
+        let mut schema = schema;
+        schema["type"] = json!("integer");
+        let compiled = strictly(&schema).unwrap_or_else(|error| panic!("{schema}: {error}"));
+        assert!(follows(&compiled, right), "{schema}: {right}");
+        assert!(!follows(&compiled, wrong), "{schema}: {wrong}");
+    }
+    // Names of properties, and instances, are no bounds.
+    let named = json!({"properties": {"minimum": {"type": "string"}}, "required": ["minimum"], "default": {"maximum": 1_u64 << 60}});
+    assert!(follows(&strictly(&named).unwrap(), r#"{"minimum": "a"}"#));
+}
+
+#[test]
 fn an_integer_with_one_bound_is_within_it() {
     let mut numbers: Vec<i64> = (-30..=30).collect();
     for around in [100, 190, 1000, 1005, 9999, 123_456, 1 << 40] {
