@@ -131,6 +131,8 @@ pub(crate) struct PooledLimits {
 /// A model's computation of vectors; one owner.
 pub(crate) trait PooledBackend: Send {
     fn limits(&self) -> PooledLimits;
+    /// Bytes of main memory that full batches will take beside what was taken before the first batch, at most.
+    fn untouched_bytes(&self) -> u64;
     /// The vectors of whole texts, one for each in their order, not normalised. The reason where there are none.
     fn embed(&mut self, texts: &[&[Token]]) -> Result<Vec<Vec<f32>>, String>;
     /// Leaves nothing behind of what was computed.

@@ -131,6 +131,7 @@ pub struct Embedder {
     info: PooledInfo,
     max_queue: usize,
     max_in_flight: u32,
+    untouched_bytes: u64,
     /// Raised at shutdown: a long batch is not waited for.
     abort: Option<Arc<AtomicBool>>,
     /// Taken at shutdown, in this order.
@@ -176,6 +177,7 @@ impl Embedder {
         let PooledConfig { max_batch, wait_ms, .. } = config.pooled.unwrap_or_default();
         let counters = Arc::new(PooledCounters::under(pressure));
         let preparer = Preparer { vocabulary, pooling: info.pooling, text_tokens: backend.limits().text_tokens };
+        let untouched_bytes = backend.untouched_bytes();
         let wait = Duration::from_millis(wait_ms.into());
         let normalises = info.pooling != Pooling::Rank;
         let mut pooler = Pooler::new(backend, counters.clone(), max_batch as usize, wait, normalises);
@@ -196,6 +198,7 @@ impl Embedder {
             info,
             max_queue: config.max_queue,
             max_in_flight: u32::try_from(max_in_flight).unwrap_or(u32::MAX),
+            untouched_bytes,
             abort: None,
             jobs: Some(jobs),
             commands: Some(commands.clone()),
@@ -319,6 +322,11 @@ impl Embedder {
         self.unbroken()?;
         ask(commands, Command::Probe, timeout, || self.counters.running.progress())?;
         Ok(started.elapsed())
+    }
+
+    /// See [`PooledBackend::untouched_bytes`].
+    pub(crate) fn untouched_bytes(&self) -> u64 {
+        self.untouched_bytes
     }
 
     /// Whether it still computes, for all that is known.

@@ -101,14 +101,19 @@ impl Engine {
     ) -> Result<Self, LoadError> {
         validate(&config).map_err(LoadError::Config)?;
         let opened = llama::open(&config, &Arc::default(), &mut progress)?;
-        Self::over(llama::generator(&config, &opened)?, &config, Arc::default())
+        Self::over(llama::generator(&config, &opened)?, &config, Arc::default(), 0)
     }
 
     /// As [`Engine::load`], with a context that is there; the configuration is valid. It watches over memory, for what
-    /// shares `pressure`, too.
-    pub(crate) fn over(loaded: Loaded, config: &EngineConfig, pressure: Arc<Pressure>) -> Result<Self, LoadError> {
+    /// shares `pressure`, too, and will take `beside_bytes` of main memory beside what it has, at most.
+    pub(crate) fn over(
+        loaded: Loaded,
+        config: &EngineConfig,
+        pressure: Arc<Pressure>,
+        beside_bytes: u64,
+    ) -> Result<Self, LoadError> {
         let Loaded { backend, draft, vocabulary, info, fingerprint, chat } = loaded;
-        Self::start(backend, draft, Arc::new(vocabulary), info, fingerprint, chat, config, pressure)
+        Self::start(backend, draft, Arc::new(vocabulary), info, fingerprint, chat, config, pressure, beside_bytes)
     }
 
     /// Warms a backend up, with what a chat begins with where there are chats, and starts the threads.
@@ -122,10 +127,11 @@ impl Engine {
         chat: Vec<Token>,
         config: &EngineConfig,
         pressure: Arc<Pressure>,
+        beside_bytes: u64,
     ) -> Result<Self, LoadError> {
         let (limits, interrupt) = (backend.limits(), Arc::new(Interrupt::new(backend.interrupt())));
         let draft_bytes = draft.as_ref().map_or(0, Draft::untouched_bytes);
-        let untouched_bytes = backend.untouched_bytes() + draft_bytes;
+        let untouched_bytes = backend.untouched_bytes() + draft_bytes + beside_bytes;
         let stats = Arc::new(Stats::new(config.parallel, limits.total_cells, pressure.clone()));
         stats.reuses_prefixes.store(limits.reusable && config.prefix_cache.enabled, Relaxed);
         if !limits.reusable && (config.prefix_cache.enabled || config.speculation.prompt_lookup) {

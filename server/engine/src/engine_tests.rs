@@ -30,7 +30,7 @@ fn engine(parallel: u32, max_queue: usize) -> (Engine, Control) {
     let backend = ScriptedBackend::new(parallel, POSITIONS, parallel + 16);
     let (control, info) = (backend.control.clone(), backend.info());
     let vocabulary = Arc::new(ScriptedVocabulary);
-    let engine = Engine::start(backend, None, vocabulary, info, None, Vec::new(), &config, Arc::default()).unwrap();
+    let engine = Engine::start(backend, None, vocabulary, info, None, Vec::new(), &config, Arc::default(), 0).unwrap();
     // So that what a test does to decodes is done to those of requests.
     until(|| !engine.stats().measures);
     (engine, control)
@@ -260,7 +260,8 @@ fn what_is_computed_for_nobody_ends_when_somebody_comes() {
         control.faults.lock().unwrap().extend([Fault::None, Fault::None, Fault::None, Fault::Hang]);
         let config = EngineConfig { parallel: 2, prefill_tokens_per_step: 16, ..EngineConfig::new("scripted") };
         let vocabulary = Arc::new(ScriptedVocabulary);
-        let engine = Engine::start(backend, None, vocabulary, info, None, Vec::new(), &config, Arc::default()).unwrap();
+        let engine =
+            Engine::start(backend, None, vocabulary, info, None, Vec::new(), &config, Arc::default(), 0).unwrap();
         until(|| control.faults.lock().unwrap().is_empty());
         assert!(engine.stats().measures);
         engine
@@ -505,13 +506,13 @@ fn an_engine_that_cannot_decode_is_not_handed_out() {
     backend.control.faults.lock().unwrap().push_back(Fault::Fail);
     let info = backend.info();
     let started =
-        Engine::start(backend, None, Arc::new(ScriptedVocabulary), info, None, Vec::new(), &config, Arc::default());
+        Engine::start(backend, None, Arc::new(ScriptedVocabulary), info, None, Vec::new(), &config, Arc::default(), 0);
     assert_eq!(started.err(), Some(LoadError::WarmUp("scripted".into())));
     let backend = ScriptedBackend::new(2, POSITIONS, 18);
     backend.control.faults.lock().unwrap().push_back(Fault::Lost);
     let info = backend.info();
     let started =
-        Engine::start(backend, None, Arc::new(ScriptedVocabulary), info, None, Vec::new(), &config, Arc::default());
+        Engine::start(backend, None, Arc::new(ScriptedVocabulary), info, None, Vec::new(), &config, Arc::default(), 0);
     assert_eq!(started.err(), Some(LoadError::NotFinite { path: "scripted".into() }));
     let absent = Engine::load(EngineConfig::new("/nonexistent/model.gguf"), |_| true);
     assert!(matches!(absent.err(), Some(LoadError::Model { reason, .. }) if reason.contains("No such file")));

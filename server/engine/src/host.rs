@@ -26,7 +26,7 @@ pub struct ModelHost {
 }
 
 impl ModelHost {
-    /// Loads a model for what the configuration asks of it, and computes a full batch with each. Blocks meanwhile;
+    /// Loads a model for what the configuration asks of it, and computes a few tokens with each. Blocks meanwhile;
     /// `progress` hears fractions from 0 to 1 of the file and aborts by answering false. What is computed on a CPU keeps to
     /// `limit`, as it is then.
     ///
@@ -40,14 +40,16 @@ impl ModelHost {
         validate(config).map_err(LoadError::Config)?;
         let opened = llama::open(config, limit, &mut progress)?;
         let pressure = Arc::<Pressure>::default();
-        // First, so that its memory counts as loaded to the engine, which watches what is taken after that.
+        // First, so that its memory counts as loaded to the engine, which watches what is taken after that, and is told
+        // what full batches will take.
         let pooler = config.pooled.as_ref().map(|pooled| llama::pooler(config, pooled, &opened)).transpose()?;
         let (pooled_info, embedder) = match pooler {
             Some(loaded) => (Some(loaded.info.clone()), Some(Embedder::over(loaded, config, pressure.clone())?)),
             None => (None, None),
         };
+        let beside_bytes = embedder.as_ref().map_or(0, Embedder::untouched_bytes);
         let engine = match llama::generator(config, &opened) {
-            Ok(loaded) => Some(Engine::over(loaded, config, pressure.clone())?),
+            Ok(loaded) => Some(Engine::over(loaded, config, pressure.clone(), beside_bytes)?),
             Err(LoadError::GeneratesNothing) if embedder.is_some() => None,
             Err(error) => return Err(error),
         };
@@ -55,7 +57,7 @@ impl ModelHost {
             Some(_) => None,
             None => {
                 let mut monitor = Monitor::new(config.memory_limit_bytes);
-                monitor.loaded(0);
+                monitor.loaded(beside_bytes);
                 let watch = MemoryWatch::start(monitor, pressure.clone());
                 Some(watch.map_err(|e| LoadError::Thread(e.to_string()))?)
             }

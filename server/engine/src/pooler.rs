@@ -28,6 +28,8 @@ use crate::window::{Batch, BatchWindow};
 
 /// Batches of one text that fail in a row before the backend is taken for broken.
 const FAILURES_BROKEN: u32 = 8;
+/// Tokens of nobody's that a load computes, at the most.
+const TRIAL_TOKENS: usize = 8;
 
 /// An embedder's counters: written by its threads, read by anyone without a lock.
 #[derive(Debug, Default)]
@@ -222,29 +224,41 @@ pub(crate) enum Next {
     Idle,
 }
 
-/// How many tokens are computed in [`MAX_POOLED_BATCH_MS`], by how long batches took.
+/// How many tokens are computed in [`MAX_POOLED_BATCH_MS`], by how long those of the load took, and then batches.
 #[derive(Debug, Default)]
 struct BatchPace {
-    /// `None`: no batch has taken longer.
+    /// `None`: nothing was guessed, and no batch has taken longer.
     most_tokens: Option<usize>,
 }
 
 impl BatchPace {
+    /// A first number, by a few tokens. Rather too low, since what any batch takes beside its tokens counts as theirs,
+    /// and what only a first one does; those of requests raise it.
+    fn guess(&mut self, tokens: usize, took: Duration) {
+        self.most_tokens = Some(Self::in_time(tokens, took).max(1));
+    }
+
     /// A batch that took too long lowers the number at once; one of at least half as many tokens that did not raises it, to
-    /// twice itself at most. What one of fewer took says nothing: most of that does not grow with the tokens.
+    /// twice itself or to that batch's tokens at most. What one of fewer took says nothing: most of that does not grow
+    /// with the tokens.
     fn observe(&mut self, tokens: usize, took: Duration) {
-        let limit = Duration::from_millis(MAX_POOLED_BATCH_MS);
-        let in_time = (tokens as f64 * limit.as_secs_f64() / took.as_secs_f64().max(f64::MIN_POSITIVE)) as usize;
+        let in_time = Self::in_time(tokens, took);
         match self.most_tokens {
-            _ if took > limit => {
+            _ if took > Duration::from_millis(MAX_POOLED_BATCH_MS) => {
                 let most = self.most_tokens.unwrap_or(usize::MAX);
                 self.most_tokens = Some(in_time.clamp(1, most));
             }
             Some(most) if tokens >= most / 2 => {
-                self.most_tokens = Some(in_time.clamp(most, most.saturating_mul(2)));
+                self.most_tokens = Some(in_time.clamp(most, most.saturating_mul(2).max(tokens)));
             }
             _ => {}
         }
+    }
+
+    /// How many tokens are computed in time where so many took so long.
+    fn in_time(tokens: usize, took: Duration) -> usize {
+        let limit = Duration::from_millis(MAX_POOLED_BATCH_MS);
+        (tokens as f64 * limit.as_secs_f64() / took.as_secs_f64().max(f64::MIN_POSITIVE)) as usize
     }
 
     /// The most tokens of a batch of several texts, where the backend takes so many.
@@ -350,12 +364,15 @@ impl<B: PooledBackend> Pooler<B> {
         self.compute(&[&[0]]).map(drop)
     }
 
-    /// Computes as much as a batch may hold, so that all memory is taken that will be.
+    /// Computes a few tokens: a model that cannot, or whose vector is not finite then, is not handed out. Not a full
+    /// batch, which takes many times as long as the rest of a load: what batches take is learnt from those of requests,
+    /// and until then what these tokens took bounds them.
     pub(crate) fn warm_up(&mut self) -> Result<(), NoNumbers> {
-        let limits = self.backend.limits();
-        let text = vec![0; limits.text_tokens];
-        let count = (limits.batch_tokens / limits.text_tokens.max(1)).clamp(1, limits.texts);
-        self.compute(&vec![&text[..]; count]).map(drop)
+        let text = vec![0; TRIAL_TOKENS.min(self.backend.limits().text_tokens)];
+        let started = Instant::now();
+        self.compute_one(&text)?;
+        self.pace.guess(text.len(), started.elapsed());
+        Ok(())
     }
 
     /// Ends everyone.
@@ -579,6 +596,17 @@ mod tests {
         assert_eq!(after(16, 100 * limit), 1);
         for most in [2, 4, 8] {
             assert_eq!(after(most / 2, 1), most, "it recovers");
+        }
+        assert_eq!(after(100, 1), 100, "as many were computed in time");
+    }
+
+    #[test]
+    fn a_first_batch_has_as_many_tokens_as_a_few_make_expect() {
+        let limit = MAX_POOLED_BATCH_MS;
+        for (took_ms, most) in [(0, 512), (1, 512), (limit / 2, 16), (limit, 8), (4 * limit, 2), (99 * limit, 1)] {
+            let mut pace = BatchPace::default();
+            pace.guess(8, Duration::from_millis(took_ms));
+            assert_eq!(pace.most_tokens(512), most, "{took_ms} ms");
         }
     }
 }

@@ -26,8 +26,9 @@ const SHORT: Token = 777;
 const SPOILS: Token = 888;
 const BATCH_TOKENS: usize = 24;
 
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Script {
+    limits: PooledLimits,
     /// Lengths of the texts of each batch.
     batches: Arc<Mutex<Vec<Vec<usize>>>>,
     /// How long each batch takes, in milliseconds.
@@ -35,6 +36,18 @@ struct Script {
     /// All that is computed is NaN.
     computes_nothing: Arc<AtomicBool>,
     spoilt: bool,
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Self {
+            limits: PooledLimits { texts: 4, batch_tokens: BATCH_TOKENS, text_tokens: 8 },
+            batches: Arc::default(),
+            takes_ms: Arc::default(),
+            computes_nothing: Arc::default(),
+            spoilt: false,
+        }
+    }
 }
 
 impl Script {
@@ -50,12 +63,16 @@ fn vector_of(text: &[Token]) -> Vec<f32> {
 
 impl PooledBackend for Script {
     fn limits(&self) -> PooledLimits {
-        PooledLimits { texts: 4, batch_tokens: BATCH_TOKENS, text_tokens: 8 }
+        self.limits
+    }
+
+    fn untouched_bytes(&self) -> u64 {
+        0
     }
 
     fn embed(&mut self, texts: &[&[Token]]) -> Result<Vec<Vec<f32>>, String> {
         assert!(!texts.is_empty() && texts.len() <= self.limits().texts);
-        assert!(texts.iter().map(|text| text.len()).sum::<usize>() <= BATCH_TOKENS);
+        assert!(texts.iter().map(|text| text.len()).sum::<usize>() <= self.limits.batch_tokens);
         self.batches.lock().unwrap().push(texts.iter().map(|text| text.len()).collect());
         std::thread::sleep(Duration::from_millis(self.takes_ms.load(Relaxed)));
         if texts.iter().any(|text| text.contains(&POISON)) {
@@ -108,7 +125,11 @@ struct Stage {
 }
 
 fn stage(max_batch: usize) -> Stage {
-    let (script, counters) = (Script::default(), Arc::new(PooledCounters::default()));
+    stage_of(max_batch, Script::default())
+}
+
+fn stage_of(max_batch: usize, script: Script) -> Stage {
+    let counters = Arc::new(PooledCounters::default());
     let pooler = Pooler::new(script.clone(), counters.clone(), max_batch, WAIT, false);
     Stage { pooler, script, counters }
 }
@@ -321,6 +342,16 @@ fn one_whose_texts_are_computed_all_the_while_is_not_raised_above_who_comes() {
 }
 
 #[test]
+fn a_load_computes_a_few_tokens_however_many_a_batch_may_have() {
+    for (text_tokens, computed) in [(16_384, 8), (512, 8), (3, 3)] {
+        let limits = PooledLimits { texts: 32, batch_tokens: text_tokens, text_tokens };
+        let mut stage = stage_of(32, Script { limits, ..Script::default() });
+        assert_eq!(stage.pooler.warm_up(), Ok(()));
+        assert_eq!(stage.batches(), [[computed]], "{text_tokens}");
+    }
+}
+
+#[test]
 fn batches_are_no_longer_than_they_may_take() {
     let (mut stage, now) = (stage(4), Instant::now());
     stage.script.takes(4 * Duration::from_millis(MAX_POOLED_BATCH_MS));
@@ -328,11 +359,11 @@ fn batches_are_no_longer_than_they_may_take() {
     stage.script.takes(Duration::ZERO);
     stage.submit(vec![text(5); 4], now, None);
     let warm_up = stage.batches().len();
-    stage.pooler.turn(now);
+    stage.settle(now);
     assert_eq!(
         stage.batches()[warm_up..],
-        [[5]],
-        "a quarter at the most of the 24 that were computed in four times the time"
+        [vec![5], vec![5], vec![5, 5]],
+        "the load's tokens took too long by far: alone first, and together once that is known to take less"
     );
 }
 

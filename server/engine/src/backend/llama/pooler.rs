@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use gantry_llama::{Batch, Context, ContextError, ContextParams};
+use gantry_llama::{Batch, Context, ContextError, ContextParams, Pooling};
 
 use super::{LlamaVocabulary, Opened, claim, context_refused, info, threads, unusable};
 use crate::backend::{PooledBackend, PooledLimits, Token};
@@ -18,6 +18,7 @@ pub(crate) struct LlamaPooler {
     context: Context,
     batch: Batch,
     limits: PooledLimits,
+    untouched_bytes: u64,
     cores: Option<Arc<Cores>>,
 }
 
@@ -60,8 +61,13 @@ pub(crate) fn pooler(config: &EngineConfig, pooled: &PooledConfig, opened: &Open
         batch_tokens: context.n_batch() as usize,
         text_tokens: text_tokens as usize,
     };
+    // llama.cpp has a row of the vocabulary and of the width for each sequence from the start, and makes one for each
+    // token of the largest batch so far.
+    let row = u64::from(model.vocab_size()) + model.embedding_len(Pooling::Mean) as u64;
+    let untouched_rows = u64::from(context.n_batch().saturating_sub(context.sequences()));
+    let untouched_bytes = context.untouched_bytes() + size_of::<f32>() as u64 * row * untouched_rows;
     Ok(LoadedPooler {
-        backend: LlamaPooler { context, batch: Batch::new(), limits, cores: opened.cores.clone() },
+        backend: LlamaPooler { context, batch: Batch::new(), limits, untouched_bytes, cores: opened.cores.clone() },
         vocabulary: LlamaVocabulary::new(model.clone(), None),
         pooled: PooledInfo { pooling, width, text_tokens },
         info: ModelInfo { pooled_only: true, ..info(config, opened, text_tokens) },
@@ -72,6 +78,10 @@ pub(crate) fn pooler(config: &EngineConfig, pooled: &PooledConfig, opened: &Open
 impl PooledBackend for LlamaPooler {
     fn limits(&self) -> PooledLimits {
         self.limits
+    }
+
+    fn untouched_bytes(&self) -> u64 {
+        self.untouched_bytes
     }
 
     fn embed(&mut self, texts: &[&[Token]]) -> Result<Vec<Vec<f32>>, String> {

@@ -1,7 +1,11 @@
 //! What only a real context shows.
 #![allow(clippy::unwrap_used)]
 
+use gantry_llama::Pooling;
+
 use super::*;
+use crate::backend::PooledBackend;
+use crate::params::PooledConfig;
 
 #[test]
 fn a_model_in_several_files_is_named_by_all_of_them() {
@@ -39,4 +43,18 @@ fn each_computation_keeps_to_the_limit_of_its_beginning() {
         limit.set(most);
         assert_eq!(threads(), have, "a limit of {most}");
     }
+}
+
+#[test]
+fn what_texts_will_take_counts_the_rows_that_a_full_batch_makes() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../e2e/models/demo-v2.q8_0.gguf");
+    let pooled = PooledConfig { pooling: Some(Pooling::Mean), max_batch: 8, ..PooledConfig::default() };
+    let opened = open(&EngineConfig::new(path), &Arc::default(), &mut |_| true).unwrap();
+    let untouched_bytes = |batch_tokens| {
+        let pooled = PooledConfig { batch_tokens, ..pooled };
+        pooler(&EngineConfig::new(path), &pooled, &opened).unwrap().backend.untouched_bytes()
+    };
+    // Each of the eight texts has a row from the start, and so has each token where there are no more.
+    let more_rows_bytes = (512 - 8) * u64::from(opened.model.vocab_size()) * 4;
+    assert!(untouched_bytes(512) >= untouched_bytes(8) + more_rows_bytes);
 }
