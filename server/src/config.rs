@@ -370,10 +370,11 @@ impl ServeArgs {
         let (mut model, mut draft) = (self.model_file(&mut check), self.model_draft.clone());
         let remote = self.cache.models(&mut check, environment, ("model", &mut model), draft.as_mut());
         let mut names = self.alias.clone();
+        names.iter().for_each(|name| check.name("alias", name));
         if names.is_empty() {
             names.extend(source::name_of(&model, remote.model.as_ref()));
+            names.iter().for_each(|name| check.name_of_file("model", name));
         }
-        names.iter().for_each(|name| check.name("alias", name));
         let served_name = if names.is_empty() { String::new() } else { names.remove(0) };
         http.names.aliases = names;
         let draft_tokens = check.number("spec-draft-n-max", &self.spec_draft_n_max, 1, MAX_SPECULATION_TOKENS);

@@ -239,8 +239,13 @@ pub const MAX_QUESTION_BYTES: usize = 4096;
 pub const STATS_ANSWERS: usize = 1024;
 /// File descriptors that connections leave for workers, model files and what else is opened.
 pub const DESCRIPTOR_RESERVE: usize = 512;
-/// How long a connection may be silent, at the least, before it makes room for another.
+/// How long a connection may be silent, at the least, before it makes room for another, unless many are silent.
 pub const SHED_MIN_AGE: Duration = Duration::from_millis(100);
+/// Silent connections from which on they are a crowd, which takes its own places and none of those that were answered; where that is
+/// more, so many as the connections by [`SILENT_CROWD_DIVISOR`].
+pub const SILENT_CROWD_MIN: usize = 16;
+/// What part of all connections may be silent before that is a crowd.
+pub const SILENT_CROWD_DIVISOR: usize = 8;
 /// How long a client may take nothing of an answer that is whole, at the least, before its connection makes room for another.
 pub const UNREAD_MIN_AGE: Duration = Duration::from_secs(1);
 /// [`SLOW_CLIENT_LIMIT`] at the port of probes and metrics while all its connections are taken: what it answers is short.

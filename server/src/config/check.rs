@@ -56,6 +56,13 @@ impl Problems {
     }
 }
 
+/// What [`is_name`] takes, in words.
+const A_NAME: &str = "1 to 256 characters without control characters";
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.len() <= 256 && !text.chars().any(char::is_control)
+}
+
 /// The unit of a flag's value, behind a number: what its reference calls the value says it.
 fn unit_of(flag: &str) -> &'static str {
     let all = Cli::command();
@@ -209,10 +216,17 @@ impl Check {
     }
 
     pub(super) fn name(&mut self, flag: &str, text: &str) {
-        if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
+        if !is_name(text) {
+            self.problem(format!("--{flag} must be {A_NAME}, not {}", shown(text)));
+        }
+    }
+
+    /// The name that a model has from its file, which this flag names, where no other flag gives it one.
+    pub(super) fn name_of_file(&mut self, flag: &str, text: &str) {
+        if !is_name(text) {
+            let why = format!("which must be {A_NAME}, not {}", shown(text));
             self.problem(format!(
-                "--{flag} must be 1 to 256 characters without control characters, not {}",
-                shown(text)
+                "--{flag}: the name of the file cannot be the model's name, {why}; give --alias NAME"
             ));
         }
     }

@@ -159,6 +159,12 @@ pub(super) fn long_names() -> impl Iterator<Item = (&'static str, Option<&'stati
     })
 }
 
+/// A name of several letters behind one dash, given without it, that is here by that name.
+pub(super) fn short_name(name: &str) -> Option<String> {
+    let short = format!("-{name}");
+    find(&short).filter(|flag| matches!(flag.habit, Is(_))).map(|_| short)
+}
+
 /// What is to be said of one of llama-server's flags that is none of this server's by the same name.
 pub(super) fn said_of(name: &str) -> Option<String> {
     Some(match find(name)?.habit {

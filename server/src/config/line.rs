@@ -389,8 +389,15 @@ pub(super) fn most_like(name: &str, command: &str) -> Option<(String, Option<&'s
     let others = habits::long_names().filter(|_| command == SERVE).map(|(name, instead)| (name.to_owned(), instead));
     let likeness = |known: &str| strsim::jaro(name, known.trim_start_matches('-'));
     // Of two that are as like it this server's own goes before.
-    let likely = others.chain(own).filter(|(known, _)| likeness(known) >= MIN_LIKENESS);
-    likely.max_by(|(one, _), (other, _)| likeness(one).total_cmp(&likeness(other)))
+    let all: Vec<_> = others.chain(own).collect();
+    let likely = all.iter().filter(|(known, _)| likeness(known) >= MIN_LIKENESS);
+    let likely = likely.max_by(|(one, _), (other, _)| likeness(one).total_cmp(&likeness(other)));
+    // A name may be cut short, or one of llama-server's of few letters have a dash too many.
+    let begins =
+        |known: &str| known.trim_start_matches('-').strip_prefix(name).is_some_and(|rest| rest.starts_with('-'));
+    let whole = || all.iter().filter(|(known, _)| begins(known)).min_by_key(|(known, _)| known.len());
+    let short = || (command == SERVE).then(|| habits::short_name(name)).flatten().map(|short| (short, None));
+    likely.or_else(whole).cloned().or_else(short)
 }
 
 /// Whether the parser means this word by a name, which is a flag without its value, or the first letter of several.

@@ -254,6 +254,28 @@ fn the_defaults_leave_the_choice_to_the_engine() {
 }
 
 #[test]
+fn a_file_whose_name_cannot_be_the_models_is_told_so_and_is_served_under_an_alias() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, shown) in [("a\nb.gguf", r#""a\nb""#), ("\u{1b}[31m.gguf", r#""\u{1b}[31m""#)] {
+        let path = folder.path().join(name);
+        std::fs::write(&path, "").unwrap();
+        let serve = |args: &[&str]| {
+            let all = ["gantry-server", "serve", "--model", path.to_str().unwrap()];
+            match Cli::try_parse_from(all.into_iter().chain(args.iter().copied())).unwrap().command {
+                Command::Serve(args) => args.settings(),
+                other => panic!("{other:?}"),
+            }
+        };
+        let problems = serve(&[]).unwrap_err();
+        let must = "which must be 1 to 256 characters without control characters";
+        let told =
+            format!("--model: the name of the file cannot be the model's name, {must}, not {shown}; give --alias NAME");
+        assert_eq!(problems.0, [told]);
+        assert_eq!(serve(&["--alias", "chat"]).unwrap().version.served_name, "chat");
+    }
+}
+
+#[test]
 fn every_mistake_is_named_at_once() {
     let problems = serve(&[
         "--port",
@@ -457,6 +479,8 @@ fn a_flag_that_is_spelt_wrong_is_told_the_right_one() {
         (&["check", "x", "--temprature", "1"], &["'--temprature' is not a flag of this server\n"]),
         (&["check", "x", "--zz", "1"], &["'--zz' is not a flag of this server\n"]),
         (&["m.gguf", "--temprature", "1"], &["mean '--temperature'? Instead: "]),
+        (&["m.gguf", "--ctx", "4096"], &["mean '--ctx-size'?\n"]),
+        (&["m.gguf", "--ctk", "q8_0"], &["mean '-ctk'?\n"]),
     ] {
         let error = read(line).unwrap_err();
         for part in told {

@@ -303,7 +303,7 @@ impl Cache {
             }
         }
         Err(FetchError::TooLarge(format!(
-            "the model needs {} in the cache, of whose {} {} are in use; {}, or choose a smaller model",
+            "the model needs at least {} in the cache, of whose {} {} are in use; {}, or choose a smaller model",
             gantry_gguf::human_bytes(needed_bytes),
             gantry_gguf::human_bytes(limit),
             gantry_gguf::human_bytes(in_use),

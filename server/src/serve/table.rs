@@ -1,14 +1,20 @@
 //! The connections of one listener: what each is doing, and which one makes room when there are as many as may be.
 //!
 //! Pure: [`Table`] is told what happened and when. Who has asked for something (`Busy`) is never made to leave. Of the
-//! others, those go first of which no whole head has come (`Waiting`), the one that has waited longest before the others, so
-//! that a client that has just connected gets to send its request while thousands are silent; then those between two requests
-//! (`Idle`), the one idle longest first; then those whose clients have taken nothing of a whole answer for a while
-//! (`Unread`); at last those whose body is still coming (`Receiving`), in the same order, or as many slow bodies, or unread
-//! answers, as there are places would keep everybody out.
+//! others, the silent go first, of which no whole head has ever come (`Waiting`), the one that has waited longest before the
+//! others, so that a client that has just connected gets to send its request while thousands are silent; then those of which a
+//! part of a further head has come (`Waiting` too); then those between two requests (`Idle`), the one idle longest first; then
+//! those whose clients have taken nothing of a whole answer for a while (`Unread`); at last those whose body is still coming
+//! (`Receiving`), in the same order, or as many slow bodies, or unread answers, as there are places would keep everybody out.
 //!
-//! Some of them are for others than any one address, or one that has asked for something on each would keep everybody else out. A further connection of an address that has the rest takes the place of one
-//! of its own, in the same order, and is refused where it has asked for something on all. Absent: sockets, which are
+//! A silent one is let be for a moment ([`SHED_MIN_AGE`]), since it may be an honest client's whose request is on its way; meanwhile
+//! one that was answered goes, which clients put up with between two requests. Where more than a few are silent
+//! ([`SILENT_CROWD_MIN`]), that is a crowd: they take each other's places from then on, the oldest first, and clients that were answered
+//! keep theirs.
+//!
+//! Some places are for others than any one address, or one that has asked for something on each would keep everybody else out. A
+//! further connection of an address that has the rest takes the place of one of its own, in the same order, and is refused where it
+//! has asked for something on all. Absent: sockets, which are
 //! [`super::connection`]'s.
 
 use std::collections::{BTreeSet, HashMap};
@@ -19,7 +25,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::api::Peer;
-use crate::limits::{SHED_MIN_AGE, UNREAD_MIN_AGE};
+use crate::limits::{SHED_MIN_AGE, SILENT_CROWD_DIVISOR, SILENT_CROWD_MIN, UNREAD_MIN_AGE};
 
 /// A connection's number.
 pub(super) type Id = u64;
@@ -56,6 +62,8 @@ impl Phase {
 struct Entry {
     peer: Peer,
     phase: Phase,
+    /// A whole head has come at some time.
+    has_asked: bool,
     since: Instant,
     /// Tells it to leave.
     leave: Arc<Notify>,
@@ -82,7 +90,10 @@ pub(super) struct Table {
     entries: HashMap<Id, Entry>,
     /// How many each address has.
     of_peers: HashMap<Peer, usize>,
-    waiting: BTreeSet<(Instant, Id)>,
+    /// Waiting, and no whole head has ever come.
+    silent: BTreeSet<(Instant, Id)>,
+    /// Waiting for the rest of a further head.
+    begun: BTreeSet<(Instant, Id)>,
     idle: BTreeSet<(Instant, Id)>,
     receiving: BTreeSet<(Instant, Id)>,
     unread: BTreeSet<(Instant, Id)>,
@@ -93,13 +104,14 @@ pub(super) struct Table {
 impl Table {
     /// So many at most; `of_others` of them are for others than any one address.
     pub(super) fn new(limit: usize, of_others: usize) -> Self {
-        let [waiting, idle, receiving, unread] = [const { BTreeSet::new() }; 4];
+        let [silent, begun, idle, receiving, unread] = [const { BTreeSet::new() }; 5];
         Self {
             limit,
             of_others,
             entries: HashMap::new(),
             of_peers: HashMap::new(),
-            waiting,
+            silent,
+            begun,
             idle,
             receiving,
             unread,
@@ -112,9 +124,10 @@ impl Table {
         let (id, leave) = (self.next, Arc::new(Notify::new()));
         self.next += 1;
         self.last_opened = Some(now);
-        self.entries.insert(id, Entry { peer, phase: Phase::Waiting, since: now, leave: Arc::clone(&leave) });
+        let (phase, has_asked) = (Phase::Waiting, false);
+        self.entries.insert(id, Entry { peer, phase, has_asked, since: now, leave: Arc::clone(&leave) });
         *self.of_peers.entry(peer).or_default() += 1;
-        self.waiting.insert((now, id));
+        self.silent.insert((now, id));
         (id, leave)
     }
 
@@ -126,19 +139,20 @@ impl Table {
     /// It has gone over to another phase. One that was told to leave is not in the table any more.
     pub(super) fn change(&mut self, id: Id, phase: Phase, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
-        let (before, since) = (entry.phase, entry.since);
-        (entry.phase, entry.since) = (phase, now);
-        if let Some(of_phase) = self.of_phase(before) {
+        let (before, had_asked, since) = (entry.phase, entry.has_asked, entry.since);
+        let has_asked = had_asked || phase != Phase::Waiting;
+        (entry.phase, entry.has_asked, entry.since) = (phase, has_asked, now);
+        if let Some(of_phase) = self.of_phase(before, had_asked) {
             of_phase.remove(&(since, id));
         }
-        if let Some(of_phase) = self.of_phase(phase) {
+        if let Some(of_phase) = self.of_phase(phase, has_asked) {
             of_phase.insert((now, id));
         }
     }
 
     pub(super) fn close(&mut self, id: Id) {
         let Some(entry) = self.entries.remove(&id) else { return };
-        if let Some(of_phase) = self.of_phase(entry.phase) {
+        if let Some(of_phase) = self.of_phase(entry.phase, entry.has_asked) {
             of_phase.remove(&(entry.since, id));
         }
         if let Some(count) = self.of_peers.get_mut(&entry.peer) {
@@ -190,13 +204,17 @@ impl Table {
             let &(since, id) = of_phase.iter().find(|(_, id)| is_of_peer(id))?;
             Some((least.saturating_sub(now.saturating_duration_since(since)), id))
         };
-        let oldest = [
-            left(&self.waiting, SHED_MIN_AGE),
+        let asked = [
+            left(&self.begun, SHED_MIN_AGE),
             left(&self.idle, Duration::ZERO),
             left(&self.unread, UNREAD_MIN_AGE),
             left(&self.receiving, SHED_MIN_AGE),
         ];
-        let oldest = oldest.into_iter().flatten();
+        let crowd = SILENT_CROWD_MIN.max(self.limit / SILENT_CROWD_DIVISOR);
+        let is_crowd = self.silent.iter().filter(|(_, id)| is_of_peer(id)).nth(crowd - 1).is_some();
+        let might_go = asked.iter().flatten().any(|(left, _)| left.is_zero());
+        let silent = left(&self.silent, if is_crowd && might_go { Duration::ZERO } else { SHED_MIN_AGE });
+        let oldest = [silent].into_iter().chain(asked).flatten();
         let Some((_, id)) = oldest.clone().find(|(left, _)| left.is_zero()) else {
             return Room::None(oldest.map(|(left, _)| left).min());
         };
@@ -206,9 +224,10 @@ impl Table {
         Room::Made(phase, leave)
     }
 
-    fn of_phase(&mut self, phase: Phase) -> Option<&mut BTreeSet<(Instant, Id)>> {
+    fn of_phase(&mut self, phase: Phase, has_asked: bool) -> Option<&mut BTreeSet<(Instant, Id)>> {
         match phase {
-            Phase::Waiting => Some(&mut self.waiting),
+            Phase::Waiting if has_asked => Some(&mut self.begun),
+            Phase::Waiting => Some(&mut self.silent),
             Phase::Idle => Some(&mut self.idle),
             Phase::Receiving => Some(&mut self.receiving),
             Phase::Unread => Some(&mut self.unread),
@@ -303,6 +322,59 @@ mod tests {
         assert_eq!(shed(&mut table, &tokens, start + SHED_MIN_AGE), Some(1));
     }
 
+    /// A crowd of silent connections that comes at once: how many of those leave that had been answered.
+    fn answered_that_leave(answered: usize, places: usize, of_others: usize, peers: u8) -> usize {
+        let start = Instant::now();
+        let mut table = Table::new(places, of_others);
+        let before: Vec<_> = (0..answered).map(|_| table.open(peer(0), start)).collect();
+        for (id, _) in &before {
+            table.change(*id, Phase::Busy, start);
+            table.change(*id, Phase::Idle, start);
+        }
+        let mut silent: Vec<Arc<Notify>> = Vec::new();
+        let mut gone = 0;
+        for number in 0..100 {
+            let now = start + Duration::from_micros(100 * number);
+            let of = peer((number % u64::from(peers)) as u8);
+            match table.make_room(of, now) {
+                Room::Free => {}
+                Room::Made(Phase::Waiting, leave) => {
+                    assert!(Arc::ptr_eq(&leave, &silent[gone]), "{number}: the oldest of the silent goes");
+                    gone += 1;
+                }
+                Room::Made(phase, _) => assert_eq!(phase, Phase::Idle),
+                room => panic!("{number}: {room:?}"),
+            }
+            silent.push(table.open(of, now).1);
+        }
+        before.iter().filter(|(id, _)| table.quiet_since(*id).is_none()).count()
+    }
+
+    #[test]
+    fn a_crowd_of_silent_connections_takes_its_own_places_and_none_of_who_was_answered() {
+        // As of one address that has all it may, and as of several that have all places together.
+        assert_eq!(answered_that_leave(4, 48, 12, 1), 0);
+        assert_eq!(answered_that_leave(4, 48, 0, 3), 0);
+        // Where all places are taken by those who were answered, a few newcomers get theirs.
+        assert_eq!(answered_that_leave(48, 48, 0, 1), SILENT_CROWD_MIN);
+    }
+
+    #[test]
+    fn a_part_of_a_further_head_goes_after_the_silent_and_before_the_idle() {
+        let start = Instant::now();
+        let mut table = Table::new(3, 0);
+        let tokens: Vec<_> = (0..3).map(|_| table.open(peer(1), start)).collect();
+        table.change(0, Phase::Idle, start);
+        table.change(1, Phase::Idle, start);
+        table.change(1, Phase::Waiting, start);
+        let mut gone = Vec::new();
+        while let Some(id) = shed(&mut table, &tokens, start + SHED_MIN_AGE) {
+            gone.push(id);
+            table.limit -= 1;
+        }
+        assert_eq!(gone, [2, 1, 0]);
+    }
+
     #[test]
     fn who_reads_an_answer_slowly_stays_and_who_does_not_read_it_leaves() {
         let start = Instant::now();
@@ -326,7 +398,7 @@ mod tests {
             let mut now = Instant::now();
             let mut table = Table::new(8, 0);
             let mut tokens = Vec::new();
-            let mut open: Vec<(Id, Phase, Instant)> = Vec::new();
+            let mut open: Vec<(Id, Phase, Instant, bool)> = Vec::new();
             for (step, pick, ms) in steps {
                 now += Duration::from_millis(ms);
                 let picked = (!open.is_empty()).then(|| pick % open.len());
@@ -336,14 +408,15 @@ mod tests {
                         let phases = [Phase::Waiting, Phase::Receiving, Phase::Busy, Phase::Idle, Phase::Unread];
                         let phase = phases[usize::from(step) - 1];
                         table.change(open[at].0, phase, now);
-                        open[at] = (open[at].0, phase, now);
+                        open[at] = (open[at].0, phase, now, open[at].3 || phase != Phase::Waiting);
                     }
                     _ => {
-                        let claim = |&(id, phase, since): &(Id, Phase, Instant)| match phase {
+                        let claim = |&(id, phase, since, has_asked): &(Id, Phase, Instant, bool)| match phase {
+                            Phase::Waiting if has_asked => (now - since >= SHED_MIN_AGE).then_some((1, since, id)),
                             Phase::Waiting => (now - since >= SHED_MIN_AGE).then_some((0, since, id)),
-                            Phase::Idle => Some((1, since, id)),
-                            Phase::Unread => (now - since >= UNREAD_MIN_AGE).then_some((2, since, id)),
-                            Phase::Receiving => (now - since >= SHED_MIN_AGE).then_some((3, since, id)),
+                            Phase::Idle => Some((2, since, id)),
+                            Phase::Unread => (now - since >= UNREAD_MIN_AGE).then_some((3, since, id)),
+                            Phase::Receiving => (now - since >= SHED_MIN_AGE).then_some((4, since, id)),
                             Phase::Busy => None,
                         };
                         let full = open.len() >= 8;
@@ -353,13 +426,13 @@ mod tests {
                         if open.len() < 8 {
                             let (id, token) = table.open(peer((tokens.len() % 4) as u8), now);
                             tokens.push((id, token));
-                            open.push((id, Phase::Waiting, now));
+                            open.push((id, Phase::Waiting, now, false));
                         }
                     }
                 }
                 prop_assert_eq!(table.len(), open.len());
-                let not_busy = open.iter().filter(|(_, phase, _)| *phase != Phase::Busy).count();
-                let sets = [&table.waiting, &table.idle, &table.receiving, &table.unread];
+                let not_busy = open.iter().filter(|(_, phase, ..)| *phase != Phase::Busy).count();
+                let sets = [&table.silent, &table.begun, &table.idle, &table.receiving, &table.unread];
                 prop_assert_eq!(sets.map(BTreeSet::len).iter().sum::<usize>(), not_busy);
             }
         }
