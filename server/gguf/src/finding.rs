@@ -112,7 +112,7 @@ codes! {
     ControlInText = "control-in-text", Warning, "A text in which the file tells of itself has a control character; it is shown escaped.", "Nothing need be done; converting the model again may mend it.";
     InvalidAlignment = "invalid-alignment", Error, "general.alignment is no power of two, or outside the limits.", "Convert the model again.";
     MissingKey = "missing-key", Error, "A key is missing that llama.cpp cannot load this architecture without.", "Convert the model again with a current llama.cpp.";
-    WrongKeyType = "wrong-key-type", Error, "A key has a type that llama.cpp does not take there.", "Convert the model again.";
+    WrongKeyType = "wrong-key-type", Error, "A key has a type that llama.cpp or the server does not take there.", "Convert the model again.";
     KeyOutOfRange = "key-out-of-range", Error, "A number is outside what llama.cpp or the reader takes.", "Convert the model again.";
     WrongFraction = "wrong-fraction", Error, "A number with a fraction is one that nothing can be computed with.", "Convert the model again.";
     WrongArrayLength = "wrong-array-length", Error, "An array has another length than the model implies.", "Convert the model again.";
@@ -136,6 +136,8 @@ codes! {
     InvalidCharacterMap = "invalid-character-map", Error, "The tokenizer's character map points outside itself.", "Convert the model again.";
     UnusedTokenOutOfRange = "unused-token-out-of-range", Warning, "A special token that no text needs is none of the vocabulary; it is left out.", "Nothing need be done; converting the model again may mend it.";
     MergeWithoutToken = "merge-without-token", Warning, "Some merges make no token of the vocabulary.", "Nothing need be done; converting the model again may mend it.";
+    CharacterWithoutToken = "character-without-token", Warning, "Printable characters of ASCII, or the line end, have no token in a byte-level vocabulary; llama.cpp leaves them out of texts.", "Convert the model again with its whole vocabulary.";
+    ByteWithoutToken = "byte-without-token", Warning, "Bytes of characters beyond printable ASCII have no token in a byte-level vocabulary; llama.cpp leaves them out of texts.", "Nothing need be done where the model was made so; else convert it again with its whole vocabulary.";
     // The tensor table.
     TensorNameTooLong = "tensor-name-too-long", Error, "A tensor's name is longer than ggml allows.", "Download the file again.";
     EmptyTensorName = "empty-tensor-name", Error, "A tensor has an empty name.", "The file is damaged: download it again.";

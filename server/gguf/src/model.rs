@@ -143,6 +143,7 @@ pub(crate) fn read_hyperparameters(
     keys_end: u64,
     log: &mut Log,
 ) -> Option<Hyperparameters> {
+    check_texts(metadata, log);
     let Some(architecture) = log.take(architecture(metadata, keys_end)) else {
         // The tokenizer is the same with every architecture.
         tokenizer::read_vocabulary(metadata, scan, keys_end, log);
@@ -199,6 +200,19 @@ pub(crate) fn read_hyperparameters(
         vocabulary: vocabulary?,
         recurrent_elements: recurrent?,
     })
+}
+
+/// What is read of what the file tells of itself is text. llama.cpp loads no model with a name of another type, and with a type of
+/// another one the file would be read as if it had none.
+fn check_texts(metadata: &Metadata, log: &mut Log) {
+    for key in ["general.name", "general.type"] {
+        if let Some(Entry { offset, value }) = metadata.entry(key)
+            && value.kind() != ValueType::String
+        {
+            let (found, expected) = (value.type_name(), "string");
+            log.defect(*offset, Defect::WrongKeyType { key: key.into(), found, expected });
+        }
+    }
 }
 
 fn architecture(metadata: &Metadata, keys_end: u64) -> Result<&str> {
@@ -458,13 +472,40 @@ fn scales_beyond_numbers(factor: f64) -> bool {
     factor != 0.0 && factor < LEAST_ROPE_FACTOR
 }
 
-/// Numbers that enter no computation here, but that llama.cpp takes in one type only.
+/// Values that enter no computation here, or do so unchecked, and that llama.cpp takes in one type only.
 fn check_claims(keys: &Keys<'_>, log: &mut Log) {
-    for key in ["general.file_type".to_owned(), keys.full("vocab_size")] {
+    const NUMBERS: [&str; 8] = [
+        "attention.key_length_swa",
+        "attention.sliding_window",
+        "attention.value_length_swa",
+        "embedding_length_out",
+        "ple.eos_token_id",
+        "rope.dimension_count_swa",
+        "rope.scaling.original_context_length",
+        "vocab_size",
+    ];
+    const SWITCHES: [&str; 2] = ["attention.causal", "rope.scaling.finetuned"];
+    let file_type = ("general.file_type".to_owned(), ValueType::U32, "u32");
+    let numbers = NUMBERS.iter().map(|name| (keys.full(name), ValueType::U32, "u32"));
+    let switches = SWITCHES.iter().map(|name| (keys.full(name), ValueType::Bool, "bool"));
+    for (key, kind, expected) in std::iter::once(file_type).chain(numbers).chain(switches) {
         if let Some(Entry { offset, value }) = keys.metadata.entry(&key)
-            && value.kind() != ValueType::U32
+            && value.kind() != kind
         {
-            log.defect(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected: "u32" });
+            log.defect(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected });
+        }
+    }
+    // Of these, llama.cpp takes what is no array for nothing.
+    let arrays = [
+        (keys.full("classifier.output_labels"), ValueType::String, "an array of strings"),
+        ("general.tensor_extra.name".to_owned(), ValueType::String, "an array of strings"),
+        ("general.tensor_extra.prec_a4".to_owned(), ValueType::Bool, "an array of bool"),
+    ];
+    for (key, kind, expected) in arrays {
+        if let Some(Entry { offset, value }) = keys.metadata.entry(&key)
+            && !matches!(value, Value::Array { element, .. } if *element == kind)
+        {
+            log.defect(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected });
         }
     }
 }

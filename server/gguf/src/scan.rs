@@ -1,9 +1,9 @@
 //! What is looked at of the tokenizer's arrays while the reader passes over them.
 //!
-//! Kept are a hash for each token and for what each merge makes, and the numbers of tokens that stand for bytes: no text.
-//! What a defect is depends on the kind of tokenizer, which may stand further down in the file, so that most of what is
-//! found here is judged in [`crate::tokenizer`]. Two different texts with one 64-bit hash would be taken for the same: with
-//! a million tokens the odds are about one in 40 million.
+//! Kept are a hash for each token and for what each merge makes, and the numbers of tokens of some types: no text. What a
+//! defect is depends on the kind of tokenizer, which may stand further down in the file, so that most of what is found here
+//! is judged in [`crate::tokenizer`]. Two different texts with one 64-bit hash would be taken for the same: with a million
+//! tokens the odds are about one in 40 million.
 
 use std::hash::{DefaultHasher, Hasher as _};
 use std::io::Read;
@@ -29,6 +29,8 @@ pub(crate) const CHARS_KEY: &str = "tokenizer.ggml.precompiled_charsmap";
 
 /// llama.cpp's number for tokens that stand for a byte, and the largest number for any kind.
 const BYTE_TYPE: i32 = 6;
+/// The type of tokens that are looked for in a text before it is cut.
+const USER_DEFINED_TYPE: i32 = 4;
 /// The types of tokens that are never text.
 const UNKNOWN_TYPE: i32 = 2;
 const CONTROL_TYPE: i32 = 3;
@@ -44,6 +46,8 @@ pub(crate) struct Scan {
     token_bytes: Vec<u32>,
     /// and those whose type says that they are control tokens, or unknown, in order.
     control: Vec<u32>,
+    /// Tokens whose type says that they are user-defined, in order.
+    user_defined: Vec<u32>,
     /// Tokens with a text such as `<0x0A>`, and those whose type says that they are bytes, both in order.
     bytes_by_text: Vec<u32>,
     bytes_by_type: Vec<u32>,
@@ -155,6 +159,7 @@ impl Scan {
             match i32::from_le_bytes(source.bytes("the tokens' types")?) {
                 BYTE_TYPE => self.bytes_by_type.push(index),
                 UNKNOWN_TYPE | CONTROL_TYPE => self.control.push(index),
+                USER_DEFINED_TYPE => self.user_defined.push(index),
                 0..BYTE_TYPE => {}
                 found => _ = self.wrong_type.get_or_insert((index, found)),
             }
@@ -197,6 +202,24 @@ impl Scan {
         self.bytes_by_type.first().copied()
     }
 
+    /// Bytes that a text can have and no token of byte-level byte-pair encoding stands for alone, in order.
+    pub(crate) fn bytes_without_token(&self) -> Vec<u8> {
+        // UTF-8 has none of these.
+        let is_of_text = |byte: &u8| !matches!(byte, 0xc0 | 0xc1 | 0xf5..=0xff);
+        (0..=u8::MAX).filter(is_of_text).filter(|&byte| !self.has_byte(byte)).collect()
+    }
+
+    fn has_byte(&self, byte: u8) -> bool {
+        let mut buffer = [0; 4];
+        let written = byte_level_character(byte).encode_utf8(&mut buffer).as_bytes();
+        if self.sorted_tokens.binary_search(&hash_of(written)).is_ok() {
+            return true;
+        }
+        // A user-defined token is found as the text has it, before bytes are written otherwise.
+        let plain = hash_of(&[byte]);
+        byte.is_ascii() && self.user_defined.iter().any(|&token| self.tokens.get(token as usize) == Some(&plain))
+    }
+
     /// Whether the tokens are those of byte-level byte-pair encoding beyond doubt: any vocabulary may have some of its marks, as
     /// characters that text can have.
     pub(crate) fn is_byte_level(&self) -> bool {
@@ -219,4 +242,34 @@ impl Scan {
 /// `<0x0A>`: a token that stands for a byte.
 fn is_byte_text(text: &[u8]) -> bool {
     matches!(text, [b'<', b'0', b'x', high, low, b'>'] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit())
+}
+
+/// The character that byte-level byte-pair encoding writes a byte with: its own where that is printed, else one of those
+/// from U+0100 on.
+fn byte_level_character(byte: u8) -> char {
+    let own = u32::from(byte);
+    let code = match byte {
+        0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => own,
+        0x00..=0x20 => 0x100 + own,
+        0x7f..=0xa0 => 0x121 + own - 0x7f,
+        0xad => 0x143,
+    };
+    char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_byte_is_written_with_a_character_of_its_own() {
+        let mut written: Vec<char> = (0..=u8::MAX).map(byte_level_character).collect();
+        for (byte, character) in [(b' ', 'Ġ'), (b'\n', 'Ċ'), (b'q', 'q'), (0, 'Ā'), (0x7f, 'ġ'), (0xad, 'Ń')] {
+            assert_eq!(written[usize::from(byte)], character, "{byte}");
+        }
+        written.sort_unstable();
+        written.dedup();
+        assert_eq!(written.len(), 256);
+        assert!(!written.iter().any(|&character| character.is_control() || character == char::REPLACEMENT_CHARACTER));
+    }
 }

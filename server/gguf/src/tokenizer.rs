@@ -109,15 +109,23 @@ pub(crate) const PRE_TOKENIZERS: &[&str] = &[
     "youtu",
 ];
 
+/// Pre-tokenizers that leave text in characters, where all others write it in bytes. A character that has no token becomes
+/// the tokens of its bytes there, such as `<0x0A>`.
+const OF_CHARACTERS: &[&str] = &["gemma4", "granite-embed-multi-311m", "mmbert", "sarvam-moe", "whitespace"];
+
 /// Key of the kind of tokenizer.
 pub(crate) const MODEL_KEY: &str = "tokenizer.ggml.model";
 /// Key of how text is cut before byte-pair encoding.
 pub(crate) const PRE_KEY: &str = "tokenizer.ggml.pre";
+/// Keys of the chat templates that are read: of any chat, of what is to be ranked, and of a chat with tools.
+const TEMPLATE_KEYS: [&str; 3] =
+    ["tokenizer.chat_template", "tokenizer.chat_template.rerank", "tokenizer.chat_template.tool_use"];
 
 /// Length of the vocabulary, after checking that the arrays beside it are as long and of the types llama.cpp takes.
 ///
 /// What is wrong and what is odd is written into `log`. `None`: there is no vocabulary.
 pub(crate) fn read_vocabulary(metadata: &Metadata, scan: &Scan, keys_end: u64, log: &mut Log) -> Option<u64> {
+    check_templates(metadata, log);
     let tokens = log.take(vocabulary(metadata, keys_end))?;
     let model = log.take(check_model(metadata, keys_end));
     check_types(metadata, log);
@@ -129,6 +137,7 @@ pub(crate) fn read_vocabulary(metadata: &Metadata, scan: &Scan, keys_end: u64, l
         let check = Contents { metadata, scan, model };
         check.tokens(log);
         check.merges(log);
+        check.bytes(log);
         check.character_map(log);
     }
     let beside: [(&str, &[ValueType], &str); 2] = [
@@ -147,6 +156,17 @@ pub(crate) fn read_vocabulary(metadata: &Metadata, scan: &Scan, keys_end: u64, l
         }
     }
     Some(tokens)
+}
+
+/// Chat templates are texts. llama.cpp takes a number for the text of its digits, and an array for no template.
+fn check_templates(metadata: &Metadata, log: &mut Log) {
+    for key in TEMPLATE_KEYS {
+        if let Some(Entry { offset, value }) = metadata.entry(key)
+            && value.kind() != ValueType::String
+        {
+            log.defect(*offset, wrong_type(key, value, "string"));
+        }
+    }
 }
 
 fn vocabulary(metadata: &Metadata, keys_end: u64) -> Result<u64> {
@@ -394,14 +414,61 @@ impl Contents<'_> {
         }
     }
 
+    /// Text that is written in bytes loses those that no token stands for: llama.cpp leaves them out in silence.
+    fn bytes(&self, log: &mut Log) {
+        const TEXT: &str = "96 characters that are printable ASCII or the line end";
+        const OTHERS: &str = "147 bytes of all other characters";
+        const ADVICE: &str = "; convert the model again with its whole vocabulary";
+        let pre = self.metadata.text(PRE_KEY).unwrap_or_default();
+        if self.model != "gpt2" || OF_CHARACTERS.contains(&pre) {
+            return;
+        }
+        let missing = self.scan.bytes_without_token().into_iter();
+        let (text, others): (Vec<u8>, Vec<u8>) = missing.partition(|&byte| matches!(byte, b'\n' | b' '..=b'~'));
+        // Where letters are missing, it says nothing more that others are as well.
+        let (code, count, of, first, advice) = if !text.is_empty() {
+            let first = first_of(&text, |byte| format!("{:?}", char::from(byte)));
+            (Code::CharacterWithoutToken, text.len(), TEXT, first, ADVICE)
+        } else if !others.is_empty() {
+            let first = first_of(&others, |byte| format!("0x{byte:02X}"));
+            (Code::ByteWithoutToken, others.len(), OTHERS, first, "")
+        } else {
+            return;
+        };
+        let message = format!(
+            "there is no token for {count} of the {of} ({first}), and llama.cpp leaves out of a text, in silence, each \
+             that is not part of a longer token{advice}"
+        );
+        let finding = Finding::new(code, "tokenizer", format!("no token for {first}"), "a token for each of them");
+        log.warn(finding.about(TOKENS_KEY).at(self.at(TOKENS_KEY)).saying(message));
+    }
+
     fn character_map(&self, log: &mut Log) {
+        if self.model != "t5" {
+            return;
+        }
+        if let Some(Entry { offset, value }) = self.metadata.entry(CHARS_KEY)
+            && !matches!(value, Value::Array { element: ValueType::U8 | ValueType::I8, .. })
+        {
+            log.defect(*offset, wrong_type(CHARS_KEY, value, "an array of u8 or i8"));
+        }
         match self.scan.chars {
-            Some((found, expected)) if self.model == "t5" && expected + 4 >= found => {
+            Some((found, expected)) if expected + 4 >= found => {
                 log.defect(self.at(CHARS_KEY), Defect::InvalidCharacterMap { found, expected });
             }
             _ => {}
         }
     }
+}
+
+/// The names of the first of some bytes, and how many more there are.
+fn first_of(bytes: &[u8], name: impl Fn(u8) -> String) -> String {
+    const NAMED: usize = 8;
+    let mut names: Vec<String> = bytes.iter().take(NAMED).map(|&byte| name(byte)).collect();
+    if bytes.len() > NAMED {
+        names.push(format!("and {} more", bytes.len() - NAMED));
+    }
+    names.join(", ")
 }
 
 fn wrong_type(key: &str, value: &Value, expected: &'static str) -> Defect {
@@ -415,5 +482,6 @@ mod tests {
     #[test]
     fn the_lists_are_sorted() {
         assert!(MODELS.is_sorted() && PRE_TOKENIZERS.is_sorted());
+        assert!(OF_CHARACTERS.iter().all(|name| PRE_TOKENIZERS.contains(name)));
     }
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{F32, Gguf, Key, Shape, ty};
+use common::{F32, Gguf, Key, Shape, array, byte_characters, strings, ty};
 use gantry_gguf::limits::MAX_FINDINGS;
 use gantry_gguf::{Code, Inspection, Severity, inspect, inspect_prefix, read_header_prefix};
 
@@ -184,4 +184,104 @@ fn what_llama_cpp_divides_by_is_not_zero() {
     assert_eq!(shared(2, 8), [""; 0]);
     assert_eq!(shared(3, 8), ["inconsistent-hyperparameters"]);
     assert_eq!(shared(3, 7), ["inconsistent-hyperparameters"; 2]);
+}
+
+/// A model with a vocabulary of the bytes that `has` keeps as byte-level byte-pair encoding writes them, and of words.
+fn of_bytes(has: impl Fn(u8) -> bool) -> Gguf {
+    let mut file = Gguf::model(&Shape { vocabulary: 257, ..Shape::default() });
+    let token = |(byte, character): (u8, char)| if has(byte) { character.to_string() } else { format!("word {byte}") };
+    let tokens = (0..=u8::MAX).zip(byte_characters()).map(token).chain(["ab".to_owned()]);
+    file.put("tokenizer.ggml.tokens", ty::ARRAY, strings(tokens));
+    file.put("tokenizer.ggml.merges", ty::ARRAY, strings(["a b"]));
+    file.text("tokenizer.ggml.pre", "qwen2");
+    file
+}
+
+fn inspected(file: &Gguf) -> Inspection {
+    let (bytes, file_bytes) = file.header();
+    inspect_prefix(&bytes, file_bytes)
+}
+
+#[test]
+fn each_byte_without_a_token_is_noted_where_a_text_can_have_it() {
+    assert_eq!(codes(&inspected(&of_bytes(|_| true))), [""; 0]);
+    for missing in 0..=u8::MAX {
+        let inspection = inspected(&of_bytes(|byte| byte != missing));
+        let (code, name) = match missing {
+            b'\n' | b' '..=b'~' => ("character-without-token", format!("({:?})", char::from(missing))),
+            0xc0 | 0xc1 | 0xf5..=0xff => {
+                assert_eq!(codes(&inspection), [""; 0], "{missing}");
+                continue;
+            }
+            _ => ("byte-without-token", format!("(0x{missing:02X})")),
+        };
+        assert_eq!(codes(&inspection), [code], "{missing}");
+        let finding = &inspection.findings.list[0];
+        assert!(finding.message.contains("for 1 of the ") && finding.message.contains(&name), "{}", finding.message);
+        assert_eq!((finding.part, finding.subject.as_deref()), ("tokenizer", Some("tokenizer.ggml.tokens")));
+        // It is served.
+        assert_eq!(finding.severity, Severity::Warning);
+        assert!(inspection.header.is_ok());
+    }
+}
+
+#[test]
+fn bytes_without_a_token_are_counted_and_the_first_are_named() {
+    let none = inspected(&of_bytes(|_| false));
+    assert_eq!(codes(&none), ["character-without-token"]);
+    let finding = &none.findings.list[0];
+    let said = "no token for 96 of the 96 characters that are printable ASCII or the line end";
+    assert!(finding.message.contains(said), "{}", finding.message);
+    let first = r#"('\n', ' ', '!', '"', '#', '$', '%', '&', and 88 more)"#;
+    assert!(finding.message.contains(first), "{}", finding.message);
+    assert!(finding.message.ends_with("convert the model again with its whole vocabulary"), "{}", finding.message);
+    assert!(finding.advice.contains("whole vocabulary"));
+
+    let ascii = inspected(&of_bytes(|byte| byte == b'\n' || (b' '..=b'~').contains(&byte)));
+    assert_eq!(codes(&ascii), ["byte-without-token"]);
+    let message = &ascii.findings.list[0].message;
+    let said = "no token for 147 of the 147 bytes of all other characters";
+    assert!(message.contains(said), "{message}");
+    let first = "(0x00, 0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x07, and 139 more)";
+    assert!(message.contains(first), "{message}");
+}
+
+#[test]
+fn only_vocabularies_that_write_text_in_bytes_need_a_token_for_each() {
+    let of = |model: &str, pre: Option<&str>| {
+        let mut file = of_bytes(|_| false);
+        file.text("tokenizer.ggml.model", model);
+        match pre {
+            Some(pre) => file.text("tokenizer.ggml.pre", pre),
+            None => file.remove("tokenizer.ggml.pre"),
+        }
+        codes(&inspected(&file))
+    };
+    for pre in [None, Some(""), Some("default"), Some("gpt-2"), Some("llama-bpe"), Some("kimi-k2"), Some("bloom")] {
+        assert_eq!(of("gpt2", pre), ["character-without-token"], "{pre:?}");
+    }
+    for pre in ["gemma4", "granite-embed-multi-311m", "mmbert", "sarvam-moe", "whitespace"] {
+        assert_eq!(of("gpt2", Some(pre)), [""; 0], "{pre}");
+    }
+    for model in ["gemma4", "hybriddna", "llama", "plamo2", "rwkv", "t5", "whitespace"] {
+        assert_eq!(of(model, Some("qwen2")), [""; 0], "{model}");
+    }
+}
+
+/// A line end that is a token as it stands in a text: such are looked for where their type says that they are user-defined.
+#[test]
+fn a_user_defined_token_stands_for_its_character() {
+    let with_type = |kind: i32| {
+        let mut file = of_bytes(|_| true);
+        let token = |character: char| if character == 'Ċ' { "\n".to_owned() } else { character.to_string() };
+        let tokens = byte_characters().into_iter().map(token).chain(["ab".to_owned()]);
+        file.put("tokenizer.ggml.tokens", ty::ARRAY, strings(tokens));
+        let types = (0..257).flat_map(|token| if token == i32::from(b'\n') { kind } else { 1 }.to_le_bytes());
+        file.put("tokenizer.ggml.token_type", ty::ARRAY, array(ty::I32, 257, &types.collect::<Vec<u8>>()));
+        codes(&inspected(&file))
+    };
+    assert_eq!(with_type(4), [""; 0]);
+    for kind in [1, 3] {
+        assert_eq!(with_type(kind), ["character-without-token"], "{kind}");
+    }
 }

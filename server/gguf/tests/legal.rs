@@ -241,6 +241,28 @@ fn control_characters_in_what_a_file_tells_of_itself_are_noted_and_shown_escaped
 }
 
 #[test]
+fn what_nobody_reads_may_be_of_any_type() {
+    let mut file = Gguf::model(&Shape::default());
+    for key in ["tokenizer.chat_template.other", "tokenizer.chat_templates", "general.author"] {
+        file.number(key, 1);
+    }
+    file.text("tokenizer.ggml.cls_token_id", "1");
+    // The character map is that of another tokenizer.
+    file.number("tokenizer.ggml.precompiled_charsmap", 1);
+    assert_eq!(notes_of(&file), []);
+    // What is read is taken in its own type.
+    for (key, kind, bytes) in [
+        ("llama.attention.causal", ty::BOOL, vec![1]),
+        ("llama.rope.scaling.original_context_length", ty::U32, vec![0, 2, 0, 0]),
+        ("llama.classifier.output_labels", ty::ARRAY, common::strings(["yes", "no"])),
+        ("tokenizer.chat_template.tool_use", ty::STRING, common::string(b"{{ tools }}")),
+    ] {
+        file.put(key, kind, bytes);
+        assert_eq!(notes_of(&file), [], "{key}");
+    }
+}
+
+#[test]
 fn a_count_of_tokens_that_is_not_the_vocabularys_is_noted() {
     let noted = |tokens: u32| {
         let mut file = Gguf::model(&Shape::default());

@@ -87,6 +87,28 @@ fn every_tokenizer_of_llama_cpp_is_known_and_no_other() {
     assert_eq!(ours("tokenizer.rs", "MODELS"), owned(&models));
 }
 
+/// The pre-tokenizers that are told not to write text in bytes.
+#[test]
+fn every_pre_tokenizer_of_characters_is_known_and_no_other() {
+    let text = std::fs::read_to_string(source().join("src/llama-vocab.cpp")).unwrap();
+    let (_, tokenizer) = text.split_once("struct llm_tokenizer_bpe : llm_tokenizer {").unwrap();
+    let (cases, _) = tokenizer.split_once("std::vector<std::string> regex_exprs;").unwrap();
+    let kinds: BTreeSet<&str> = cases
+        .split("break;")
+        .filter(|case| case.contains("byte_encode = false"))
+        .flat_map(|case| case.split("case ").skip(1).filter_map(|rest| rest.split(':').next()))
+        .collect();
+    assert!(kinds.len() > 3, "{kinds:?}");
+    // The names that are compared before a kind is chosen are those of that kind.
+    let chosen: Vec<&str> = text.split("pre_type = ").collect();
+    let theirs: BTreeSet<&str> = chosen
+        .windows(2)
+        .filter(|pair| pair[1].split(';').next().is_some_and(|kind| kinds.contains(kind)))
+        .flat_map(|pair| pair[0].split("tokenizer_pre == \"").skip(1).filter_map(|rest| rest.split('"').next()))
+        .collect();
+    assert_eq!(ours("tokenizer.rs", "OF_CHARACTERS"), owned(&theirs));
+}
+
 /// The keys that name one token: each is held against the vocabulary, but for those that nothing asks for here.
 #[test]
 fn every_key_of_a_token_that_llama_cpp_knows_is_looked_at() {

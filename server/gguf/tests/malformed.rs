@@ -142,6 +142,17 @@ fn hyperparameters_that_are_absent_wrong_or_at_odds_are_refused() {
         "zero layers": |f| f.number("llama.block_count", 0) => Defect::KeyOutOfRange { .. }, "block_count";
         "513 layers": |f| f.number("llama.block_count", 513) => Defect::KeyOutOfRange { max: 512, .. }, "block_count";
         "layers as u64": |f| f.put("llama.block_count", ty::U64, 2_u64.to_le_bytes().into()) => Defect::WrongKeyType { .. }, "u64";
+        "chat template a number": |f| f.number("tokenizer.chat_template", 1) => Defect::WrongKeyType { expected: "string", .. }, "\"tokenizer.chat_template\" has the type u32";
+        "chat templates in a list": |f| f.put("tokenizer.chat_template", ty::ARRAY, strings(["a", "b"])) => Defect::WrongKeyType { expected: "string", .. }, "array of string";
+        "chat template without a vocabulary": |f| { f.remove("tokenizer.ggml.tokens"); f.number("tokenizer.chat_template", 1); } => Defect::WrongKeyType { .. }, "chat_template";
+        "template of tools a number": |f| f.number("tokenizer.chat_template.tool_use", 1) => Defect::WrongKeyType { .. }, "chat_template.tool_use";
+        "name a number": |f| f.number("general.name", 1) => Defect::WrongKeyType { .. }, "general.name";
+        "type a number": |f| f.number("general.type", 1) => Defect::WrongKeyType { .. }, "general.type";
+        "embedding that goes out as text": |f| f.text("llama.embedding_length_out", "64") => Defect::WrongKeyType { expected: "u32", .. }, "embedding_length_out";
+        "finetuned as text": |f| f.text("llama.rope.scaling.finetuned", "yes") => Defect::WrongKeyType { expected: "bool", .. }, "finetuned";
+        "what stands before a text as text": |f| f.text("llama.ple.eos_token_id", "1") => Defect::WrongKeyType { .. }, "ple.eos_token_id";
+        "tensors of a precision by number": |f| f.put("general.tensor_extra.name", ty::ARRAY, array(ty::U8, 1, &[1])) => Defect::WrongKeyType { .. }, "array of u8";
+        "precisions as text": |f| f.put("general.tensor_extra.prec_a4", ty::ARRAY, strings(["yes"])) => Defect::WrongKeyType { .. }, "an array of bool";
         "context as text": |f| f.text("llama.context_length", "2048") => Defect::WrongKeyType { .. }, "string";
         "zero heads": |f| f.number("llama.attention.head_count", 0) => Defect::Inconsistent { .. }, "head";
         "zero KV heads": |f| f.number("llama.attention.head_count_kv", 0) => Defect::Inconsistent { .. }, "KV";
@@ -231,6 +242,7 @@ fn tokenizers_that_contradict_themselves_are_refused() {
         "no beginning by default": |f| { few(f); f.text("tokenizer.ggml.model", "llama"); f.remove("tokenizer.ggml.add_bos_token"); f.put("tokenizer.ggml.tokens", ty::ARRAY, strings(["t0"])); let embedding = f.named("token_embd.weight"); (embedding.shape[1], embedding.bytes) = (1, 68); } => Defect::MissingToken { .. }, "a beginning";
         "no separator": |f| { bert(f); f.number("tokenizer.ggml.bos_token_id", 1); } => Defect::MissingToken { .. }, "a separator";
         "map too short": |f| { f.text("tokenizer.ggml.model", "t5"); f.put("tokenizer.ggml.precompiled_charsmap", ty::ARRAY, bytes(3, 0)); } => Defect::InvalidCharacterMap { found: 3, .. }, "3 bytes";
+        "map of longer numbers": |f| { f.text("tokenizer.ggml.model", "t5"); f.put("tokenizer.ggml.precompiled_charsmap", ty::ARRAY, array(ty::U16, 1, &[0, 0])); } => Defect::WrongKeyType { .. }, "array of u16";
         "map beyond its end": |f| { f.text("tokenizer.ggml.model", "t5"); f.put("tokenizer.ggml.precompiled_charsmap", ty::ARRAY, bytes(64, 60)); } => Defect::InvalidCharacterMap { found: 64, expected: 60 }, "64 bytes";
     }
 }

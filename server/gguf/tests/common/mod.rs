@@ -81,6 +81,14 @@ pub fn strings(texts: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Vec<u8> {
     array(ty::STRING, length, &out)
 }
 
+/// The characters that byte-level byte-pair encoding writes the 256 bytes with.
+pub fn byte_characters() -> Vec<char> {
+    let is_printed = |byte: u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let mut others = 256_u32..;
+    let codes = (0..256_u32).map(|byte| if is_printed(byte) { byte } else { others.next().unwrap() });
+    codes.map(|code| char::from_u32(code).unwrap()).collect()
+}
+
 /// The hyperparameters of a plain decoder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shape {
@@ -157,7 +165,8 @@ impl Gguf {
         }
         file.put(&format!("{arch}.attention.layer_norm_rms_epsilon"), ty::F32, 1e-5_f32.to_le_bytes().to_vec());
         file.text("tokenizer.ggml.model", "gpt2");
-        file.text("tokenizer.ggml.pre", "qwen2");
+        // One that leaves text in characters: tokens of bytes, as others need, would be most of a small vocabulary.
+        file.text("tokenizer.ggml.pre", "sarvam-moe");
         file.put("tokenizer.ggml.tokens", ty::ARRAY, strings((0..shape.vocabulary).map(|token| format!("t{token}"))));
         let types: Vec<u8> = (0..shape.vocabulary).flat_map(|_| 1_i32.to_le_bytes()).collect();
         file.put("tokenizer.ggml.token_type", ty::ARRAY, array(ty::I32, shape.vocabulary.into(), &types));
