@@ -34,6 +34,9 @@ pub const CREDENTIAL_ENDINGS: [&str; 18] = [
 /// The same where it is the whole name, or its last word after `-`, `_` or `.`: `sig` of Azure is one, and `config` is none.
 pub const CREDENTIAL_WORDS: [&str; 5] = ["sig", "sas", "key", "jwt", "auth"];
 
+/// The same where it is the whole name alone: `code` is a key of Azure's functions, and `country_code` is none.
+pub const CREDENTIAL_NAMES: [&str; 3] = ["pass", "pw", "code"];
+
 /// A credential that stands in an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Credential {
@@ -82,7 +85,8 @@ fn credential_name(name: &str) -> Option<&'static str> {
     let name = name.to_ascii_lowercase();
     let last = name.rsplit(['-', '_', '.']).next().unwrap_or_default();
     let word = CREDENTIAL_WORDS.into_iter().find(|word| *word == last);
-    word.or_else(|| CREDENTIAL_ENDINGS.into_iter().find(|ending| name.ends_with(ending)))
+    let whole = || CREDENTIAL_NAMES.into_iter().find(|whole| *whole == name);
+    word.or_else(whole).or_else(|| CREDENTIAL_ENDINGS.into_iter().find(|ending| name.ends_with(ending)))
 }
 
 /// Whether an address always means the same file, of which its store tells the digest: one of Hugging Face's with a commit as
@@ -157,7 +161,7 @@ mod tests {
         for address in [
             "https://h/m.gguf",
             "https://h/m.gguf?download=true&design=1&author=a&tokenizer=t&max_tokens=5&keyword=k&signed=1&key_id&\
-             config=1&monkey=1&oauth=no&version=1%2E0",
+             config=1&monkey=1&first_pass=1&country_code=1&oauth=no&version=1%2E0",
             "https://h/token=1/m.gguf",
             "https://h/R&D%20models;sig=1/m.gguf",
             "https://h/m@2.gguf?to=a@b",
@@ -195,6 +199,9 @@ mod tests {
             ("client_secret=1", "secret"),
             ("sas=1", "sas"),
             ("user.password=1", "password"),
+            ("pass=1", "pass"),
+            ("pw=1", "pw"),
+            ("code=1", "code"),
         ] {
             assert_eq!(credential(&format!("https://h/m?{query}")), Some(Credential::Parameter(word)), "{query}");
         }
@@ -230,7 +237,8 @@ mod tests {
     fn the_rules_of_the_crd_name_the_same() {
         let crd = serde_json::to_string(&<crate::InferenceService as kube::CustomResourceExt>::crd()).unwrap();
         let (endings, words) = (CREDENTIAL_ENDINGS.join("|"), CREDENTIAL_WORDS.join("|"));
-        let rule = format!("^[^?#]*[?]([^#]*[?&;])?([^#=&;?]*({endings})|([^#=&;?]*[-_.])?({words}))=");
+        let names = CREDENTIAL_NAMES.join("|");
+        let rule = format!("^[^?#]*[?]([^#]*[?&;])?([^#=&;?]*({endings})|([^#=&;?]*[-_.])?({words})|{names})=");
         assert!(crd.contains(&rule), "{rule}");
         assert!(crd.contains("^[^?#]*[?]([^#]*[?&;])?[^#=&;?]*%[^#=&;?]*="));
     }

@@ -53,6 +53,11 @@ pub struct InferenceServiceStatus {
     /// change was made by that; absent where it is loaded beside what answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub goes_over_by: Option<StrategyName>,
+    /// Pods that are not to get requests, since they answer with a version that was refused or taken back, and others do not. They go on
+    /// bringing `activeVersion`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 512))]
+    pub quarantined: Vec<String>,
     /// The version that was refused or taken back; it is not tried again until the spec asks for something else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected: Option<RejectedStatus>,

@@ -55,6 +55,9 @@ mod latch_tests;
 mod progress;
 #[cfg(test)]
 mod progress_tests;
+mod quarantine;
+#[cfg(test)]
+mod quarantine_tests;
 mod sides;
 #[cfg(test)]
 mod sides_tests;
@@ -141,6 +144,14 @@ pub struct StampedVersion {
     pub version: NamedVersion,
     /// Its number within the service.
     pub revision: i64,
+    /// It was taken back when it was tried last, or refused for what it is: see [`judges_the_model`].
+    pub is_refused: bool,
+}
+
+/// Whether a gate's verdict is about the model: others are about the room for it, its source, or the time that it had.
+#[must_use]
+pub fn judges_the_model(gate: GateName) -> bool {
+    !matches!(gate, GateName::Fetch | GateName::Memory | GateName::Deadline | GateName::Unknown(_))
 }
 
 /// The part of the status that the rollout consists of.
@@ -164,6 +175,8 @@ pub struct RolloutState {
     pub attempts: i64,
     /// How pods that are behind go over to the active version: see [`hold::goes_over_by`].
     pub goes_over_by: Option<StrategyName>,
+    /// Pods that are not to get requests: see [`quarantine`].
+    pub quarantined: Vec<String>,
 }
 
 impl From<&InferenceServiceStatus> for RolloutState {
@@ -178,6 +191,7 @@ impl From<&InferenceServiceStatus> for RolloutState {
             versions: status.versions.clone(),
             attempts: status.attempts,
             goes_over_by: status.goes_over_by,
+            quarantined: status.quarantined.clone(),
         }
     }
 }
@@ -253,6 +267,7 @@ pub fn decide(world: &World) -> Plan {
         },
     };
     state.goes_over_by = hold::goes_over_by(world, &state);
+    state.quarantined = quarantine::pods(world, &state);
     state.versions = named_versions(world, &state);
     let missing = |version: &&NamedVersion| !world.stamped.iter().any(|stamped| stamped.version.name == version.name);
     Plan {
@@ -828,7 +843,9 @@ fn surplus(world: &World, state: &RolloutState) -> Vec<String> {
     }
     let plays_no_part = |stamped: &&StampedVersion| {
         let name = stamped.version.name.as_str();
-        !state.names(name) && name != spec.wanted.name
+        // That it was refused is to be known as long as a pod answers with it.
+        let answers = |pod: &CountedPod| pod.report.is_some_and(|report| serves(report, name));
+        !state.names(name) && name != spec.wanted.name && !(stamped.is_refused && world.pods.iter().any(answers))
     };
     let mut history: Vec<_> = world.stamped.iter().filter(plays_no_part).collect();
     history.sort_by_key(|stamped| std::cmp::Reverse(stamped.revision));

@@ -25,7 +25,7 @@ use gantry_crds::{
         ApiSpec, CacheSpec, ModelSpec, PodSpec, ResourcesSpec, RolloutSpec, RuntimeSpec, SchedulingSpec, SourceSpec,
     },
     pod::OWN_KEYS,
-    status::{InferenceServiceStatus, NamedVersion, Side},
+    status::{GateResult, GateVerdict, InferenceServiceStatus, NamedVersion, Side, VersionPhase},
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::{
@@ -51,7 +51,7 @@ use tracing::warn;
 
 use crate::{
     build::{MANAGED_BY, OPERATOR, TemplateId, deployment_name, preview_name},
-    decide::{CountedPod, StampedVersion},
+    decide::{CountedPod, StampedVersion, judges_the_model},
     limits::{CREATING_TIMEOUT, RETRY_TOKEN_CHARS_MAX, VOLUMES_LOOK_AFTER, WATCH_PAGE_OBJECTS},
     validate::{PodObject, RESTART_ANNOTATION, RETRY_ANNOTATION},
 };
@@ -193,6 +193,17 @@ where
         });
         future::ready(event.transpose())
     })
+}
+
+/// Whether a version was taken back when it was tried last, or refused for what it is.
+fn is_refused(version: &ModelVersion) -> bool {
+    let Some(status) = &version.status else { return false };
+    let of_model = |gate: &GateResult| gate.verdict == GateVerdict::Fail && judges_the_model(gate.name);
+    match status.phase {
+        Some(VersionPhase::RolledBack) => true,
+        Some(VersionPhase::Rejected) => status.gates.iter().any(of_model),
+        _ => false,
+    }
 }
 
 /// An object that is gone and could not be read: it says who it was, and nothing else.
@@ -551,6 +562,7 @@ impl Observed {
                     runtime: version.spec.runtime.clone(),
                 },
                 revision: version.spec.revision,
+                is_refused: is_refused(version),
             })
             .collect()
     }

@@ -93,6 +93,7 @@ pub fn service_status(inputs: &ServiceInputs) -> InferenceServiceStatus {
         digests: digests(inputs),
         attempts: state.attempts,
         goes_over_by: state.goes_over_by,
+        quarantined: state.quarantined.clone(),
         replicas: Vec::new(),
         replica_count: count(pods().filter(|pod| !pod.over).count()),
         ready_replicas: count(ready),
@@ -370,6 +371,9 @@ fn reconciling(
         let waits = match stalled.reason {
             Reason::ApplyFailed | Reason::NameTaken => {
                 "waits until what Stalled tells of is put right, and looks every two minutes at most"
+            }
+            _ if inputs.state.rollout.is_some() => {
+                "the version that answers bakes; the other waits for a change of what it was judged by"
             }
             _ => "waits for a change of what it was judged by",
         };

@@ -834,7 +834,11 @@ mod tests {
             model: of.model.clone(),
             runtime: of.runtime.clone(),
         };
-        let stamped = |name: &str, of: &WantedVersion| StampedVersion { version: named(name, of), revision: 1 };
+        let stamped = |name: &str, of: &WantedVersion| StampedVersion {
+            version: named(name, of),
+            revision: 1,
+            is_refused: false,
+        };
         // As two releases and two spellings named it.
         let stamped =
             [stamped("chat-b", &wanted("1Gi")), stamped("chat-c", &wanted("1024Mi")), stamped("chat-a", &other)];

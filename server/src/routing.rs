@@ -32,6 +32,7 @@ pub struct Router {
     swaps: AtomicU64,
     stands_by: AtomicBool,
     yields: AtomicBool,
+    quarantined: AtomicBool,
     is_ending: AtomicBool,
     state: watch::Sender<Option<ModelState>>,
     hold: Arc<Hold>,
@@ -46,6 +47,7 @@ impl Router {
             swaps: AtomicU64::new(0),
             stands_by: AtomicBool::new(false),
             yields: AtomicBool::new(false),
+            quarantined: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             state: watch::Sender::new(None),
             hold: Arc::default(),
@@ -117,6 +119,17 @@ impl Router {
     #[must_use]
     pub fn yields(&self) -> bool {
         self.yields.load(Ordering::Relaxed) && self.hold.is_switching()
+    }
+
+    /// Says whether what this pod answers with was refused or taken back, and other pods answer with none such.
+    pub fn set_quarantined(&self, quarantined: bool) {
+        self.quarantined.store(quarantined, Ordering::Relaxed);
+    }
+
+    /// Whether requests are to go to other pods, since what this one answers with was refused or taken back.
+    #[must_use]
+    pub fn is_quarantined(&self) -> bool {
+        self.quarantined.load(Ordering::Relaxed)
     }
 
     /// Says that the process is about to end, and only lets requests end that it has.

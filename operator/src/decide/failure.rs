@@ -196,11 +196,18 @@ pub(super) fn prepare_message(world: &World, now: &RolloutStatus) -> String {
     let summary = Some(format!("{prepared} of {wanted} pods prepared"));
     let missing = world.missing_pod.filter(|_| pods < wanted).map(str::to_owned);
     limits::message(
-        &[summary, waiting_for(world, now, false), missing, unsteady(world, now), replacement]
-            .into_iter()
-            .flatten()
-            .collect::<Vec<_>>()
-            .join("; "),
+        &[
+            summary,
+            hold::waits_for_leave(world, now),
+            waiting_for(world, now, false),
+            missing,
+            unsteady(world, now),
+            replacement,
+        ]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join("; "),
     )
 }
 

@@ -57,12 +57,30 @@ pub(super) fn turn(world: &World, now: &RolloutStatus, held: bool) -> Option<Tur
         let mut others = world.pods.iter().filter(|other| other.name != pod.name);
         pod.ready && !others.clone().any(|other| other.ready) && others.any(comes)
     };
-    let next = world.judges().filter(is_due).filter(|_| !held).min_by_key(|pod| (!pod.ready, pod.name));
+    // Who gets no requests for what it answers with goes first: its turn costs nobody an answer.
+    let is_quarantined = |pod: &CountedPod| world.state.quarantined.iter().any(|name| name == pod.name);
+    let order = |pod: &&CountedPod| (!is_quarantined(pod), !pod.ready, pod.name.to_owned());
+    let next = world.judges().filter(is_due).filter(|_| !held).min_by_key(order);
     let next = next.filter(|next| !leaves_none(next));
     let with_it = with_it.filter(|pod| has_begun(pod) || (is_open(pod) && !held));
     let pod = with_it.or(next)?;
     let yields = world.pods.iter().any(|other| other.name != pod.name && other.ready);
     Some(TurnStatus { pod: pod.name.to_owned(), yields })
+}
+
+/// That a pod has checked the candidate and is not given its turn, where the user says that nobody is to switch.
+pub(super) fn waits_for_leave(world: &World, now: &RolloutStatus) -> Option<String> {
+    let held = world.spec.is_some_and(|spec| spec.holds(&now.version)) && is_hold(now) && now.turn.is_none();
+    let is_checked = |pod: CountedPod| {
+        candidate_report(&pod, now).is_some_and(|candidate| candidate.phase == CandidatePhase::Checked)
+    };
+    let waits = held && world.judges().any(|pod| is_checked(*pod));
+    waits.then(|| {
+        format!(
+            "no pod unloads what it answers with while spec.rollout.paused: set it to false, or spec.rollout.promote to {}",
+            now.version
+        )
+    })
 }
 
 /// How pods that are behind, and those that answer with what was given up, go over to the active version: as the last change was made,

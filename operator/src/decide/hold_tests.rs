@@ -144,14 +144,28 @@ fn while_it_is_paused_it_is_nobodys_turn_that_has_not_begun() {
     scene.checks("a");
     scene.spec = Some(spec_with(2, json!({"strategy": "HoldRequests", "paused": true})));
     assert_eq!((scene.step(), scene.turn()), (None, None));
+    let told =
+        "no pod unloads what it answers with while spec.rollout.paused: set it to false, or spec.rollout.promote to";
+    let message = |scene: &Scene| scene.rollout().message.clone().unwrap_or_default();
+    assert!(message(&scene).contains(told), "{}", message(&scene));
     scene.spec = asks(2, "HoldRequests");
     scene.step();
+    assert!(!message(&scene).contains(told), "{}", message(&scene));
     scene.unloads("a");
     scene.spec = Some(spec_with(2, json!({"strategy": "HoldRequests", "paused": true})));
     scene.checks("b");
     assert_eq!((scene.step(), scene.turn()), (None, Some(("a", true))), "it would have to load the other one again");
     scene.loads("a");
     assert_eq!((scene.step(), scene.turn()), (None, None));
+}
+
+#[test]
+fn who_gets_no_requests_for_what_it_answers_with_has_the_first_turn() {
+    let mut scene = Scene::holding();
+    scene.checks("a");
+    scene.checks("b");
+    (scene.cut_off, scene.state.quarantined) = (vec!["b"], vec!["b".to_owned()]);
+    assert_eq!((scene.step(), scene.turn()), (None, Some(("b", true))), "a goes on answering");
 }
 
 #[test]

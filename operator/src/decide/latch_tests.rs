@@ -103,7 +103,11 @@ impl Cluster {
             sides: SidesSeen::default(),
         };
         let plan = decide(&world);
-        self.stamped.extend(plan.stamp.into_iter().map(|version| StampedVersion { version, revision: 1 }));
+        self.stamped.extend(plan.stamp.into_iter().map(|version| StampedVersion {
+            version,
+            revision: 1,
+            is_refused: false,
+        }));
         self.state = plan.state;
         plan.transition
     }
@@ -346,7 +350,7 @@ fn a_pod_without_what_the_spec_asks_for_judges_nothing() {
         assert_eq!(cluster.step(&user, refuses, true), None);
     }
     let message = cluster.state.rollout.as_ref().unwrap().message.clone().unwrap();
-    assert_eq!(message, "1 older pod is replaced first: the spec asks for other resources than it has");
+    assert_eq!(message, "1 older pod is replaced first: the spec asks for other resources or nodes than it has");
     // Nor is one that would let it through asked.
     assert_eq!(cluster.step(&user, |report| report.prepared = Some(version.clone()), true), None);
     let committed = cluster.step(&user, |report| report.prepared = Some(version.clone()), false);

@@ -38,5 +38,5 @@ pub(super) fn waits_for_replacement(world: &World) -> Option<String> {
     let gpu = world.spec.is_some_and(|spec| spec.pod.gpu.is_some());
     let how = if gpu { ", each before its successor comes, since no GPU is spare" } else { "" };
     let why_not = world.missing_pod.map(|why| format!("; {why}")).unwrap_or_default();
-    Some(format!("{pods} replaced first{how}: the spec asks for other resources than {have}{why_not}"))
+    Some(format!("{pods} replaced first{how}: the spec asks for other resources or nodes than {have}{why_not}"))
 }

@@ -45,7 +45,7 @@ fn the_pods_that_do_not_come_say_why() {
     assert_eq!(
         scene.state.rollout.as_ref().unwrap().message.as_deref(),
         Some(
-            "3 older pods are replaced first: the spec asks for other resources than they have; pod n1 finds no node: 1 \
+            "3 older pods are replaced first: the spec asks for other resources or nodes than they have; pod n1 finds no node: 1 \
              Insufficient cpu"
         )
     );

@@ -240,11 +240,17 @@ impl Scene {
         let plan = self.plan();
         for version in plan.stamp {
             let revision = 1 + self.stamped.iter().map(|stamped| stamped.revision).max().unwrap_or(0);
-            self.stamped.push(StampedVersion { version, revision });
+            self.stamped.push(StampedVersion { version, revision, is_refused: false });
         }
         self.stamped.retain(|stamped| !plan.delete.contains(&stamped.version.name));
         self.state = plan.state;
         plan.transition
+    }
+
+    /// The status of a version says that it was refused or taken back.
+    pub(super) fn refuse(&mut self, version: &str) {
+        let of_it = self.stamped.iter_mut().filter(|stamped| stamped.version.name == version);
+        of_it.for_each(|stamped| stamped.is_refused = true);
     }
 
     pub(super) fn settled(&self) {
@@ -623,7 +629,7 @@ fn history_beyond_the_limit_is_deleted_oldest_first() {
     for (model, revision) in [(9, 0), (8, 2), (7, 3), (6, 4)] {
         let wanted = spec(model).wanted;
         let version = NamedVersion { name: wanted.name, model: wanted.model, runtime: wanted.runtime };
-        scene.stamped.push(StampedVersion { version, revision });
+        scene.stamped.push(StampedVersion { version, revision, is_refused: false });
     }
     assert_eq!(scene.plan().delete, [name(8), name(9)]);
     scene.step();
@@ -636,7 +642,7 @@ fn history_is_trimmed_though_edits_come_faster_than_bakes_end() {
     for (model, revision) in [(9, 1), (8, 2)] {
         let wanted = spec(model).wanted;
         let version = NamedVersion { name: wanted.name, model: wanted.model, runtime: wanted.runtime };
-        scene.stamped.push(StampedVersion { version, revision });
+        scene.stamped.push(StampedVersion { version, revision, is_refused: false });
     }
     scene.spec.as_mut().unwrap().history_limit = 1;
     assert!(scene.state.rollout.is_some(), "it bakes");

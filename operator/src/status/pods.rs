@@ -53,11 +53,15 @@ fn answers_otherwise(inputs: &ServiceInputs) -> Option<Trouble> {
     if matches!(step, Some(RolloutStep::Commit | RolloutStep::Rollback)) {
         return None;
     }
-    let cannot = |report: &ReplicaStatus| {
-        let (version, (reason, why)) = (report.version.as_ref()?, lacks_active(inputs, report)?);
-        Some((reason, format!("pod {} answers with {version}: {why}", report.pod)))
+    let answers =
+        |report: &'_ ReplicaStatus| Some(format!("pod {} answers with {}", report.pod, report.version.as_ref()?));
+    let answering = answering(inputs).filter_map(|report| Some((report, answers(report)?)));
+    let quarantined = silent(inputs).filter_map(|report| Some((report, quarantined(inputs, report)?)));
+    let cannot = |(report, has): (&ReplicaStatus, String)| {
+        let (reason, why) = lacks_active(inputs, report)?;
+        Some((reason, format!("{has}: {why}")))
     };
-    let all: Vec<_> = answering(inputs).filter_map(cannot).collect();
+    let all: Vec<_> = answering.chain(quarantined).filter_map(cannot).collect();
     let reason = all.first()?.0;
     Some(Trouble { reason, message: some_words(all.into_iter().map(|(_, words)| words))? })
 }
@@ -190,8 +194,18 @@ fn some_words(words: impl Iterator<Item = String>) -> Option<String> {
     (!words.is_empty()).then(|| some_of(&words, "; "))
 }
 
+/// That requests do not go to a pod for the version that it has.
+fn quarantined(inputs: &ServiceInputs, report: &ReplicaStatus) -> Option<String> {
+    let version = report.version.as_ref().filter(|_| inputs.state.quarantined.contains(&report.pod))?;
+    Some(format!("pod {} has {version}, which was refused or taken back, and requests go to the others", report.pod))
+}
+
 /// What a pod lacks.
 fn of_report(inputs: &ServiceInputs, report: &ReplicaStatus) -> Option<String> {
+    if let Some(has) = quarantined(inputs, report) {
+        let why = lacks_active(inputs, report).map(|(_, why)| format!(": {why}")).unwrap_or_default();
+        return Some(format!("{has}{why}"));
+    }
     // The worker that it has may be that of a version which is to go.
     if let Some((_, why)) = lacks_active(inputs, report).filter(|_| report.version.is_some()) {
         return Some(format!("pod {}: {why}", report.pod));
@@ -211,7 +225,9 @@ fn of_report(inputs: &ServiceInputs, report: &ReplicaStatus) -> Option<String> {
 pub(super) fn elsewhere(inputs: &ServiceInputs) -> Option<String> {
     let active = inputs.state.active.as_ref()?;
     let other = |report: &'_ ReplicaStatus| report.version.clone().filter(|other| other != active);
-    let words = answering(inputs).filter_map(|report| Some(format!("pod {} with {}", report.pod, other(report)?)));
+    let has_version = silent(inputs).filter(|report| inputs.state.quarantined.contains(&report.pod));
+    let all = answering(inputs).chain(has_version);
+    let words = all.filter_map(|report| Some(format!("pod {} with {}", report.pod, other(report)?)));
     let words: Vec<_> = words.collect();
     (!words.is_empty()).then(|| format!("{}, which cannot have it: see PodsReady", some_of(&words, ", ")))
 }

@@ -58,12 +58,22 @@ pub(super) fn hash_of_report(report: &ReplicaStatus) -> u64 {
 }
 
 pub(super) fn hash_of_state(state: &RolloutState) -> u64 {
-    let RolloutState { active, candidate, previous, active_side, rollout, rejected, versions, attempts, goes_over_by } =
-        state;
+    let RolloutState {
+        active,
+        candidate,
+        previous,
+        active_side,
+        rollout,
+        rejected,
+        versions,
+        attempts,
+        goes_over_by,
+        ..
+    } = state;
     let mut hasher = DefaultHasher::new();
     (active, candidate, previous, active_side, attempts, goes_over_by).hash(&mut hasher);
     versions.iter().for_each(|version| version.name.hash(&mut hasher));
-    // How far each pod is goes with the pod, and when a version was refused is for people.
+    // How far each pod is goes with the pod, as does whether it is quarantined, and when a version was refused is for people.
     (hash_of(rollout, &["pods", "turn"]), hash_of(rejected, &["at"])).hash(&mut hasher);
     hasher.finish()
 }

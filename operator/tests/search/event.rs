@@ -46,6 +46,8 @@ pub(super) enum Event {
     SeeLate(u8),
     /// A gate refuses a version in this pod alone, this once.
     GateRefuses(u8, u8, GateName),
+    /// The gates of a candidate begin to wait in this pod alone, for what never comes.
+    GatesWait(u8, u8),
     /// The workers of a version fail in this pod.
     WorkerFails(u8, u8),
     /// The figures of a candidate pass a limit in this pod alone.
@@ -66,13 +68,14 @@ pub(super) enum Event {
 impl Event {
     pub(super) fn is_fault(self) -> bool {
         use Event::{
-            Breaches, Crash, GateRefuses, NodeLost, PodDies, Restarts, SeeLate, Slow, StaleObject, StalePods, Trouble,
-            WorkerFails,
+            Breaches, Crash, GateRefuses, GatesWait, NodeLost, PodDies, Restarts, SeeLate, Slow, StaleObject,
+            StalePods, Trouble, WorkerFails,
         };
         matches!(
             self,
             Slow | SeeLate(_)
                 | GateRefuses(..)
+                | GatesWait(..)
                 | WorkerFails(..)
                 | Breaches(_)
                 | Restarts(_)

@@ -61,6 +61,8 @@ pub(super) enum Broken {
     ForgetsTheWayBack,
     /// One agent goes on with the share of a candidate that was taken back.
     KeepsTheShare,
+    /// The operator quarantines whoever is there.
+    QuarantinesAll,
     /// The operator has each step of a canary begin with the first share again.
     LetsSharesFall,
     /// The operator gives a share to a candidate that nobody has prepared.
@@ -69,7 +71,7 @@ pub(super) enum Broken {
 
 impl Broken {
     /// Every one, and the invariant that it breaks.
-    pub(super) const ALL: [(Self, Invariant); 11] = [
+    pub(super) const ALL: [(Self, Invariant); 12] = [
         (Self::UnloadsFirst, Invariant::SomeoneAnswers),
         (Self::TakesAllForPrepared, Invariant::OnlyValidatedAnswer),
         (Self::IgnoresSwitch, Invariant::PodsAgree),
@@ -79,6 +81,7 @@ impl Broken {
         (Self::HearsOnlyRefusals, Invariant::OnePodIsNotTheFleet),
         (Self::ForgetsTheWayBack, Invariant::EveryWriteKeepsTheRules),
         (Self::KeepsTheShare, Invariant::SharesAreProved),
+        (Self::QuarantinesAll, Invariant::EveryWriteKeepsTheRules),
         (Self::LetsSharesFall, Invariant::EveryWriteKeepsTheRules),
         (Self::SharesAtOnce, Invariant::EveryWriteKeepsTheRules),
     ];

@@ -120,6 +120,7 @@ fn nothing_that_must_not_be_can_be_reached() {
         "Canary",
         "Cancelled",
         "Committed",
+        "Quarantined",
         "Rejected",
         "Resumed",
         "RolledBack",

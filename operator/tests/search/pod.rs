@@ -10,7 +10,8 @@ use std::{
 use gantry_crds::{
     InferenceServiceStatus,
     status::{
-        BreachStatus, CandidateStatus, FitStatus, GateName, GateResult, GateVerdict, ReplicaCanary, ReplicaStatus, Side,
+        BreachStatus, CandidateStatus, FitStatus, GateName, GateResult, GateVerdict, ReplicaCanary, ReplicaStatus,
+        Side, WaitReason,
     },
 };
 use gantry_rollout::{
@@ -44,8 +45,9 @@ static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 #[derive(Debug)]
 pub(super) struct Asked {
     desired: Desired,
-    /// What is asked of the pod whose turn it is.
-    in_turn: Option<(String, Desired)>,
+    /// What is asked of pods of which something else is asked than of the others: of the one whose turn it is, and of those that are
+    /// not to get requests.
+    of_single: Vec<(String, Desired)>,
     hash: u64,
 }
 
@@ -53,21 +55,20 @@ impl Asked {
     pub(super) fn of(status: &InferenceServiceStatus, resources: &str) -> Arc<Self> {
         let desired = Desired::of(status, "", Some(resources), Side::Blue);
         let turn = status.rollout.as_ref().and_then(|rollout| rollout.turn.as_ref());
-        let in_turn = turn.map(|turn| {
-            let desired = Desired::of(status, &turn.pod, Some(resources), Side::Blue);
-            (turn.pod.clone(), desired)
-        });
+        let single = turn.map(|turn| &turn.pod).into_iter().chain(&status.quarantined);
+        let of_single =
+            single.map(|pod| (pod.clone(), Desired::of(status, pod, Some(resources), Side::Blue))).collect();
         let mut hasher = DefaultHasher::new();
         (&desired.active, &desired.previous, desired.attempt).hash(&mut hasher);
         (desired.candidate.as_ref().map(|one| (&one.version, one.attempt)), &desired.kept).hash(&mut hasher);
         desired.versions.keys().for_each(|name| name.hash(&mut hasher));
         (desired.holds, desired.canary).hash(&mut hasher);
-        Arc::new(Self { desired, in_turn, hash: hasher.finish() })
+        Arc::new(Self { desired, of_single, hash: hasher.finish() })
     }
 
     /// What is asked of a pod.
     fn of_pod(&self, pod: &str) -> &Desired {
-        let own = self.in_turn.as_ref().filter(|(name, _)| name == pod);
+        let own = self.of_single.iter().find(|(name, _)| name == pod);
         own.map_or(&self.desired, |(_, desired)| desired)
     }
 }
@@ -167,7 +168,12 @@ impl Pod {
         // Who waits gets an answer, and is not sent to where others give one.
         let yields = || self.asked.as_ref().is_some_and(|asked| self.versions.yields(asked.of_pod(&self.name)));
         let waits = self.versions.route().is_held() && !yields();
-        !self.cut_off && (waits || serving.is_some_and(gantry_rollout::Entry::is_up))
+        !self.cut_off && !self.is_quarantined() && (waits || serving.is_some_and(gantry_rollout::Entry::is_up))
+    }
+
+    /// Whether others are to answer, since it answers with what was refused or taken back.
+    pub(super) fn is_quarantined(&self) -> bool {
+        self.asked.as_ref().is_some_and(|asked| self.versions.is_quarantined(asked.of_pod(&self.name)))
     }
 
     /// Whether requests wait in it for the next version.
@@ -241,7 +247,7 @@ impl Pod {
             self.versions = Versions::default();
             return self.check();
         }
-        let left = self.versions.plan(desired, self.clock);
+        let left = self.versions.plan(desired, self.clock, &self.lines);
         if !left.is_empty() {
             return Err(Invariant::ItEnds.broken(format!("{} does not settle: {left:?}", self.name)));
         }
@@ -283,7 +289,22 @@ impl Pod {
     /// Versions whose gates are at it.
     pub(super) fn at_gates(&self) -> impl Iterator<Item = &str> {
         let at = |phase| matches!(phase, Phase::Preparing | Phase::Checking | Phase::Cancelling);
-        self.versions.iter().filter(move |(_, entry)| at(entry.phase)).map(|(name, _)| name.as_str())
+        let at_it = self.versions.iter().filter(move |(_, entry)| at(entry.phase)).map(|(name, _)| name.as_str());
+        at_it.filter(|name| !self.is_stuck(name))
+    }
+
+    /// Whether the gates of a version wait for what never comes.
+    pub(super) fn is_stuck(&self, version: &str) -> bool {
+        let is_under_way = self.versions.get(version).is_some_and(|entry| entry.phase != Phase::Cancelling);
+        is_under_way && self.lines.get(version).is_some_and(|line| line.wait_reason == Some(WaitReason::NoReference))
+    }
+
+    /// The gates of a version wait from now on.
+    pub(super) fn gates_wait(&mut self, version: &str, broken: Option<Broken>) -> Result<(), Violation> {
+        if let Some(line) = self.lines.get_mut(version) {
+            line::waits_for(line, WaitReason::NoReference, "what it is to be compared with is not here");
+        }
+        self.settle(broken)
     }
 
     /// Whether the gates of a version end before it is loaded.
@@ -364,7 +385,7 @@ impl Pod {
     /// Whether time alone would change something.
     pub(super) fn waits(&self) -> bool {
         let asked = self.asked.as_ref().map(|asked| asked.of_pod(&self.name));
-        let later = |desired| !self.versions.plan(desired, self.clock + LONG).is_empty();
+        let later = |desired| !self.versions.plan(desired, self.clock + LONG, &self.lines).is_empty();
         self.versions.next_retry(self.clock).is_some() && asked.is_some_and(later)
     }
 
@@ -397,7 +418,11 @@ impl Pod {
     /// Of two pods with the same hash the same is to be expected.
     pub(super) fn hash(&self, hasher: &mut DefaultHasher) {
         (self.asked.as_ref().map(|asked| asked.hash), self.wrote).hash(hasher);
-        let turn = self.asked.as_ref().map(|asked| asked.of_pod(&self.name)).map(|own| (own.has_turn, own.yields));
+        let turn = self
+            .asked
+            .as_ref()
+            .map(|asked| asked.of_pod(&self.name))
+            .map(|own| (own.has_turn, own.yields, own.quarantined));
         (self.cut_off, self.trouble, self.large, self.marked, turn).hash(hasher);
         let Route { active, canary, previous, held_from } = self.versions.route();
         (active, previous, held_from, &self.checks, self.versions.is_stalled()).hash(hasher);

@@ -50,6 +50,7 @@ pub(super) fn check(world: &World, plan: &Plan, were_active: &BTreeSet<String>) 
     let restarts = new.rollout.as_ref().map_or(0, |rollout| rollout.restarts);
     prop_assert!(restarts <= JUDGED_RESTARTS_MAX, "begun again for ever");
     check_bake(world, new)?;
+    check_quarantine(world, new)?;
     check_rejection(world, new)?;
     if new.rejected.as_ref().is_some_and(|rejected| Some(&rejected.version) == new.active.as_ref()) {
         prop_assert!(false, "a version that was refused answers");
@@ -77,6 +78,27 @@ fn check_bake(world: &World, new: &RolloutState) -> Result<(), TestCaseError> {
         prop_assert_eq!(ways_back.count(), usize::from(!is_candidate), "{:?}", new.versions);
     }
     prop_assert!(new.versions.len() <= 4, "the API takes no more");
+    Ok(())
+}
+
+/// A pod gets no requests only for a version that was refused or taken back, and where at least as many others answer with none such.
+fn check_quarantine(world: &World, new: &RolloutState) -> Result<(), TestCaseError> {
+    let version = |pod: &CountedPod| pod.report.and_then(|report| report.version.clone());
+    let is_refused = |name: &String| {
+        let of_history = world.stamped.iter().any(|stamped| stamped.version.name == *name && stamped.is_refused);
+        of_history || new.rejected.as_ref().is_some_and(|rejected| rejected.version == *name)
+    };
+    let answers_well = |pod: &CountedPod| {
+        let is_good = |name: String| new.active.as_ref() == Some(&name) || !is_refused(&name);
+        pod.ready && version(pod).is_some_and(is_good) && !new.quarantined.iter().any(|name| name == pod.name)
+    };
+    for name in &new.quarantined {
+        let of = world.pods.iter().find(|pod| pod.name == name).and_then(version);
+        let is_bad = of.as_ref().is_some_and(|of| is_refused(of) && new.active.as_ref() != Some(of));
+        prop_assert!(is_bad, "{} is quarantined with {:?}, and {:?} is active", name, of, new.active);
+    }
+    let good = world.pods.iter().filter(|pod| answers_well(pod)).count();
+    prop_assert!(good >= new.quarantined.len(), "{} answer in the place of {:?}", good, new.quarantined);
     Ok(())
 }
 

@@ -11,8 +11,8 @@ use std::{
 use gantry_crds::{
     InferenceServiceStatus,
     status::{
-        CanaryStatus, CandidatePhase, CandidateStatus, GateName, RejectedOutcome, ReplicaHealth, ReplicaStatus,
-        RolloutStep,
+        CanaryStatus, CandidatePhase, CandidateStatus, GateName, RejectedOutcome, RejectedStatus, ReplicaHealth,
+        ReplicaStatus, RolloutStep,
     },
 };
 use gantry_operator::decide::{self, CountedPod, Plan, RolloutState, StampedVersion, Transition, decide};
@@ -77,6 +77,7 @@ fn asked(scenario: &Scenario, state: &RolloutState) -> [Arc<Asked>; 2] {
         versions: state.versions.clone(),
         attempts: state.attempts,
         goes_over_by: state.goes_over_by,
+        quarantined: state.quarantined.clone(),
         ..InferenceServiceStatus::default()
     };
     [0, 1].map(|large| Asked::of(&status, &scenario.resources[large]))
@@ -277,6 +278,8 @@ impl World {
                     let gates = [GateName::Fetch, GateName::Memory, GateName::Load];
                     let can = gates.into_iter().filter(|gate| *gate != GateName::Load || !pod.only_checks(name));
                     events.extend(can.map(|gate| Event::GateRefuses(at, model, gate)));
+                    let may_wait = entry.attempt.is_some() && !pod.is_stuck(name);
+                    events.extend(may_wait.then_some(Event::GatesWait(at, model)));
                 }
                 events.extend(entry.is_up().then_some(Event::WorkerFails(at, model)));
             }
@@ -352,6 +355,11 @@ impl World {
                 let pod = world.pod(at);
                 pod.marked = true;
                 pod.gates_end(scenario.name(model), Some(gate), broken)?;
+            }
+            Event::GatesWait(at, model) => {
+                let pod = world.pod(at);
+                pod.marked = true;
+                pod.gates_wait(scenario.name(model), broken)?;
             }
             Event::Retired(at, model) => world.pod(at).retired(scenario.name(model), broken)?,
             Event::Write(at) => {
@@ -615,7 +623,7 @@ impl World {
             for version in &plan.stamp {
                 let revision = 1 + stamped.iter().map(|stamped| stamped.revision).max().unwrap_or(0);
                 if !stamped.iter().any(|stamped| stamped.version.name == version.name) {
-                    stamped.push(StampedVersion { version: version.clone(), revision });
+                    stamped.push(StampedVersion { version: version.clone(), revision, is_refused: false });
                 }
             }
             self.stamped = Arc::new(stamped);
@@ -648,6 +656,9 @@ impl World {
                 plan.delete.extend(rest.filter(|name| Some(name.as_str()) != wanted));
             }
             Some(Broken::ForgetsTheWayBack) => plan.state.previous = None,
+            Some(Broken::QuarantinesAll) => {
+                plan.state.quarantined = self.pods.iter().map(|pod| pod.name.clone()).collect();
+            }
             Some(Broken::LetsSharesFall) => {
                 if let Some(canary) = plan.state.rollout.as_mut().and_then(|rollout| rollout.canary.as_mut())
                     && canary.step == 2
@@ -685,9 +696,24 @@ impl World {
             Arc::make_mut(&mut self.reached).insert("Resumed");
         }
         Arc::make_mut(&mut self.reached).extend(plan.transition.as_ref().map(word));
+        if !plan.state.quarantined.is_empty() {
+            Arc::make_mut(&mut self.reached).insert("Quarantined");
+        }
         Arc::make_mut(&mut self.were_active).extend(plan.state.active.clone());
         let scenario = Arc::clone(&self.scenario);
         self.change(|object| object.set_state(&scenario, plan.state.clone()));
+        // As the status of a ModelVersion says it.
+        let mut stamped = self.stamped.to_vec();
+        for one in &mut stamped {
+            let is = |name: Option<&String>| name == Some(&one.version.name);
+            let is_tried = is(plan.state.active.as_ref()) || is(plan.state.candidate.as_ref());
+            let of_model = |rejected: &&RejectedStatus| {
+                rejected.outcome == RejectedOutcome::RolledBack || decide::judges_the_model(rejected.gate)
+            };
+            one.is_refused |= is(plan.state.rejected.as_ref().filter(of_model).map(|rejected| &rejected.version));
+            one.is_refused &= !is_tried;
+        }
+        self.stamped = Arc::new(stamped);
         Ok(true)
     }
 
@@ -730,10 +756,18 @@ impl World {
             }
             return Ok(());
         }
-        // One whose turn it is takes itself out, since others answer.
-        let gives_way = |pod: &&Arc<Pod>| !self.pods.iter().any(|now| now.name == pod.name && now.holds());
-        // What a pod knows of the others may be old where some of them have gone.
-        if self.undisturbed && before.pods.iter().any(|pod| pod.ready()) && !self.pods.iter().any(|pod| pod.ready()) {
+        // One whose turn it is takes itself out, since others answer, and so does one that answers with what was taken back.
+        let gives_way = |pod: &&Arc<Pod>| {
+            !self.pods.iter().any(|now| now.name == pod.name && (now.holds() || now.is_quarantined()))
+        };
+        // What a pod knows of the others may be old where some of them have gone, or have lost their workers since.
+        let lost_a_worker = |pod: &Arc<Pod>| pod.serving().is_some() && !pod.is_quarantined() && !pod.ready();
+        let is_old_news = self.pods.iter().any(|pod| pod.is_quarantined()) && self.pods.iter().any(lost_a_worker);
+        if self.undisturbed
+            && !is_old_news
+            && before.pods.iter().any(|pod| pod.ready())
+            && !self.pods.iter().any(|pod| pod.ready())
+        {
             return Err(Invariant::SomeoneAnswers.broken("nobody answers any more"));
         }
         for pod in before.pods.iter().filter(|pod| pod.ready()).filter(gives_way) {
@@ -810,11 +844,11 @@ impl World {
         (state_hash, ask, replicas, self.secret, self.large, self.answers).hash(&mut hasher);
         (self.faults, self.edits, self.undisturbed, self.deaths).hash(&mut hasher);
         (&self.were_active, &self.validated).hash(&mut hasher);
-        self.stamped.iter().for_each(|stamped| stamped.version.name.hash(&mut hasher));
+        self.stamped.iter().for_each(|stamped| (&stamped.version.name, stamped.is_refused).hash(&mut hasher));
         let past = self.past.as_ref().filter(|_| self.faults > 0);
         if let Some(past) = past {
             (past.object.state_hash, past.object.ask, past.object.replicas).hash(&mut hasher);
-            past.stamped.iter().for_each(|stamped| stamped.version.name.hash(&mut hasher));
+            past.stamped.iter().for_each(|stamped| (&stamped.version.name, stamped.is_refused).hash(&mut hasher));
         }
         let figures =
             state.rollout.as_ref().and_then(|rollout| rollout.progress.as_ref()).map(|progress| &progress.pods);
@@ -827,11 +861,13 @@ impl World {
             pod.hash(&mut hasher);
             let turn = state.rollout.as_ref().and_then(|rollout| rollout.turn.as_ref());
             turn.filter(|turn| turn.pod == pod.name).map(|turn| turn.yields).hash(&mut hasher);
+            state.quarantined.contains(&pod.name).hash(&mut hasher);
             self.object.report(&pod.name).map(|told| told.hash).hash(&mut hasher);
             figure(&pod.name).hash(&mut hasher);
             if let Some(past) = past {
                 let turn = past.object.state.rollout.as_ref().and_then(|rollout| rollout.turn.as_ref());
                 turn.filter(|turn| turn.pod == pod.name).map(|turn| turn.yields).hash(&mut hasher);
+                past.object.state.quarantined.contains(&pod.name).hash(&mut hasher);
                 (pod.seen < past.object.resource_version, past.object.report(&pod.name).is_some()).hash(&mut hasher);
             }
             if self.faults > 0 {

@@ -31,6 +31,9 @@ pub struct Desired {
     pub has_turn: bool,
     /// Whether other pods answer requests while this one has its turn.
     pub yields: bool,
+    /// Whether this pod is not to get requests while it answers with another version than the active one: that was refused or
+    /// taken back, and other pods answer with none such.
+    pub quarantined: bool,
     /// Further versions that stay as they are.
     pub kept: BTreeSet<String>,
     /// What the versions are.
@@ -105,6 +108,7 @@ impl Desired {
             holds: holds && !stands_by,
             has_turn: turn.is_some() && !stands_by,
             yields: turn.is_some_and(|turn| turn.yields),
+            quarantined: status.quarantined.iter().any(|name| name == pod),
             kept: kept.into_iter().collect(),
             versions: status.versions.iter().map(|version| (version.name.clone(), version.clone())).collect(),
             unreadable: BTreeMap::new(),

@@ -199,12 +199,15 @@ impl<'a> Asked<'a> {
                 Phase::Preparing
                     if unasked
                         || stale
+                        || known.waits_to_be_judged(name, self.desired)
                         || known.outdated
                         || (route.active.is_none() && !is_goal && !self.is_the_cure(name, goal)) =>
                 {
                     actions.push(Action::Cancel { version });
                 }
-                Phase::Checking if !is_goal || stale => actions.push(Action::Cancel { version }),
+                Phase::Checking if !is_goal || stale || known.waits_to_be_judged(name, self.desired) => {
+                    actions.push(Action::Cancel { version });
+                }
                 // Never is more than one loaded, but for what another strategy left as the way back.
                 Phase::Ready if !answers && !is_goal && route.previous.as_ref() != Some(name) => {
                     actions.push(Action::Retire { version });

@@ -23,7 +23,21 @@ fn nothing_goes_before_its_turn_and_before_the_other_is_checked() {
     let serving = ("v1", known(Ready, None));
     let in_vain = Known { in_vain: true, retry_due: true, ..known(Refused, None) };
     type Case<'a> = (&'a str, Desired, &'a [(&'a str, Known)], &'a [&'a str]);
-    let cases: [Case<'_>; 9] = [
+    let waits = Known { waits: true, ..known(Preparing, Some(1)) };
+    let asked_once_more = Known { waits: true, ..known(Phase::Checking, Some(2)) };
+    let cases: [Case<'_>; 11] = [
+        (
+            "as is what answers and was to be asked once more",
+            holding(false, desired(Some("v1"), None, None)),
+            &[("v1", asked_once_more)],
+            &["cancel v1"],
+        ),
+        (
+            "what is active by now, and waits for what candidates are judged by, is begun with anew",
+            holding(false, desired(Some("v2"), None, Some("v1"))),
+            &[serving.clone(), ("v2", waits)],
+            &["cancel v2"],
+        ),
         ("every pod checks it", asked(false), std::slice::from_ref(&serving), &["check v2"]),
         ("and waits", asked(false), &[serving.clone(), ("v2", known(Checked, Some(1)))], &[]),
         ("it is its turn, and not checked", asked(true), &[serving.clone(), ("v2", known(Preparing, Some(1)))], &[]),
@@ -137,7 +151,10 @@ fn what_has_passed_answers_and_says_that_it_is_prepared() {
     pod.settle(&Desired { has_turn: false, ..asked });
     assert_eq!(pod.versions.route().active.as_deref(), Some("v2"));
     let committed = holding(false, desired(Some("v2"), None, Some("v1")));
-    assert!(pod.versions.plan(&committed, pod.now).is_empty(), "and it stays when that is made the active one");
+    assert!(
+        pod.versions.plan(&committed, pod.now, &pod.lines).is_empty(),
+        "and it stays when that is made the active one"
+    );
 }
 
 #[test]

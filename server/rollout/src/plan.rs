@@ -64,6 +64,17 @@ pub struct Known {
     pub slow: bool,
     /// It was refused when all others had been unloaded for it: they are not once more.
     pub in_vain: bool,
+    /// Its gates wait for something that they lack.
+    pub waits: bool,
+}
+
+impl Known {
+    /// Whether it is judged as a candidate although it is the active version by now, and waits for something: it may be what only a
+    /// candidate needs (what it is compared with, or asked), and may never come. Others have judged it, and it is brought back as in
+    /// any pod that comes.
+    pub(crate) fn waits_to_be_judged(&self, name: &str, desired: &Desired) -> bool {
+        self.waits && self.attempt.is_some() && desired.active.as_deref() == Some(name)
+    }
 }
 
 /// Why a version is prepared.
@@ -190,6 +201,9 @@ fn drops(desired: &Desired, current: &Current, route: &Route) -> Vec<Action> {
             .is_some_and(|candidate| desired.active.as_ref() != Some(name) && known.attempt != Some(candidate.attempt));
         match known.phase {
             Phase::Preparing | Phase::Checking if stale || !desired.names(name) => {
+                actions.push(Action::Cancel { version });
+            }
+            Phase::Preparing | Phase::Checking if known.waits_to_be_judged(name, desired) => {
                 actions.push(Action::Cancel { version });
             }
             // Nothing of it is loaded yet, and the other source may be the one that answers.

@@ -31,6 +31,7 @@ pub(crate) fn desired(active: Option<&str>, candidate: Option<(&str, i64)>, prev
         holds: false,
         has_turn: false,
         yields: false,
+        quarantined: false,
         kept: BTreeSet::new(),
         versions: NAMES.iter().map(|name| ((*name).to_owned(), version(name))).collect(),
         unreadable: BTreeMap::new(),
@@ -67,6 +68,7 @@ pub(crate) fn known(phase: Phase, attempt: Option<i64>) -> Known {
         outdated: false,
         slow: false,
         in_vain: false,
+        waits: false,
     }
 }
 
@@ -202,7 +204,38 @@ fn retry_cases() -> Vec<Case> {
     let down = |phase, attempt| Known { worker_up: false, ..known(phase, attempt) };
     let outdated = |phase, attempt| Known { outdated: true, ..known(phase, attempt) };
     let slow = |phase, attempt| Known { slow: true, ..known(phase, attempt) };
+    let waits = |phase, attempt| Known { waits: true, ..known(phase, attempt) };
     vec![
+        (
+            "a candidate waits for what it is judged by",
+            desired(Some("v1"), Some(("v2", 1)), None),
+            current(None, None, &[("v1", known(Refused, None)), ("v2", waits(Preparing, Some(1)))]),
+            vec![],
+        ),
+        (
+            "it is the active one by now: what it waits for may never come",
+            desired(Some("v2"), None, Some("v1")),
+            current(None, None, &[("v1", known(Refused, None)), ("v2", waits(Preparing, Some(1)))]),
+            vec!["cancel v2"],
+        ),
+        (
+            "one that is loaded stays so",
+            desired(Some("v2"), None, None),
+            current(Some("v2"), None, &[("v2", waits(Checking, Some(1)))]),
+            vec!["cancel v2"],
+        ),
+        (
+            "one that waits for nothing goes on, as does one that is brought back",
+            desired(Some("v2"), None, None),
+            current(None, None, &[("v2", known(Preparing, Some(1)))]),
+            vec![],
+        ),
+        (
+            "a source that is away is waited for",
+            desired(Some("v2"), None, None),
+            current(None, None, &[("v2", waits(Preparing, None))]),
+            vec![],
+        ),
         (
             "the active version is on its way: the candidate waits for it",
             desired(Some("v1"), Some(("v2", 1)), None),

@@ -88,6 +88,12 @@ impl Versions {
         desired.yields && self.route.is_held() && self.route.held_from == desired.active
     }
 
+    /// Whether requests are to go to other pods: what this one answers with was refused or taken back.
+    #[must_use]
+    pub fn is_quarantined(&self, desired: &Desired) -> bool {
+        desired.quarantined && self.route.active.is_some() && self.route.active != desired.active
+    }
+
     /// A version of which something is there.
     #[must_use]
     pub fn get(&self, version: &str) -> Option<&Entry> {
@@ -105,7 +111,7 @@ impl Versions {
         let desired = &*self.with_way_back(desired);
         let mut done = self.refuse_failed(desired, now, lines);
         for round in 0.. {
-            let actions = self.plan(desired, now);
+            let actions = self.plan(desired, now, lines);
             if actions.is_empty() {
                 break;
             }
@@ -124,9 +130,9 @@ impl Versions {
 
     /// What there is to do.
     #[must_use]
-    pub fn plan(&self, desired: &Desired, now: Instant) -> Vec<Action> {
+    pub fn plan(&self, desired: &Desired, now: Instant, lines: &Lines) -> Vec<Action> {
         let desired = &*self.with_way_back(desired);
-        plan(desired, &self.current(desired, now))
+        plan(desired, &self.current(desired, now, lines))
     }
 
     /// What is asked, with what answered before requests began to wait.
@@ -171,7 +177,7 @@ impl Versions {
         }
     }
 
-    fn current(&self, desired: &Desired, now: Instant) -> Current {
+    fn current(&self, desired: &Desired, now: Instant, lines: &Lines) -> Current {
         let known = |name: &String, entry: &Entry| Known {
             phase: entry.phase,
             attempt: entry.attempt,
@@ -181,6 +187,7 @@ impl Versions {
             outdated: desired.versions.get(name).is_some_and(|version| sources(version) != sources(&entry.made_of)),
             slow: entry.slow_at().is_some_and(|at| now >= at),
             in_vain: entry.in_vain_until.is_some_and(|until| now < until),
+            waits: lines.get(name).is_some_and(|line| line.wait_reason.is_some()),
         };
         Current {
             route: self.route.clone(),

@@ -204,9 +204,9 @@ impl App {
         self.router.is_ending()
     }
 
-    /// Whether connections are to end with the answers that are under way: it drains, or other pods answer by now.
+    /// Whether connections are to end with the answers that are under way: it drains, or other pods are to answer by now.
     pub fn ends_connections(&self) -> bool {
-        self.is_draining() || self.router.stands_by()
+        self.is_draining() || self.router.stands_by() || self.router.is_quarantined()
     }
 }
 

@@ -87,6 +87,13 @@ async fn check(app: &App) -> Result<(), Unready> {
     };
     let health = version.health().borrow().clone();
     let (reason, retry_after) = match health {
+        WorkerHealth::Ready if app.router.is_quarantined() => (
+            format!(
+                "{} was refused or taken back, and other pods answer: this one does once it has the version that is active",
+                version.spec().name
+            ),
+            app.version_after(),
+        ),
         WorkerHealth::Ready => match version.probe().await {
             Ok(()) => return Ok(()),
             Err(reason) => (format!("no token can be decoded: {reason}"), version.retry_after()),

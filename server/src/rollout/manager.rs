@@ -206,6 +206,7 @@ impl Manager {
                 self.look_at_canary(desired, settings, Instant::now());
             }
             self.router.set_yields(self.versions.yields(desired));
+            self.router.set_quarantined(self.versions.is_quarantined(desired));
             self.look_at_signals(desired, settings, Instant::now());
         }
         self.tell_who_waits(Instant::now());

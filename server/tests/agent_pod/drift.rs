@@ -87,6 +87,19 @@ async fn a_candidate_is_compared_with_the_version_that_answers() {
     assert_eq!(entry["candidate"].get("waitReason"), None, "{entry:#}");
     alone.end().await;
 
+    // Where the others have compared it and it is made the active version, one that waits has nothing more to compare it with.
+    away.always(Some(Fault::Status(503)));
+    let mut late = Pod::fresh();
+    compared(&late, &json!({}));
+    late.name(&version("v1", &away, &sha_of_away));
+    late.activate("v1", None);
+    late.prepare(&version("v2", &server, &sha256));
+    late.api.entry("it waits", waits).await;
+    late.activate("v2", Some("v1"));
+    late.api.entry("it answers", |entry| entry["version"] == "v2" && entry["health"] == "Healthy").await;
+    assert_eq!(late.answer().await, TWO);
+    late.end().await;
+
     // Who wants another model says so, by the limits or without the gate.
     compared(&pod, &Value::Null);
     let (server, sha256) = served("demo-v1.q8_0.gguf").await;

@@ -44,7 +44,7 @@ impl Front {
         Self { base, client: reqwest::Client::new(), stop }
     }
 
-    fn chat(&self, is_streamed: bool) -> reqwest::RequestBuilder {
+    pub fn chat(&self, is_streamed: bool) -> reqwest::RequestBuilder {
         let messages = json!([{"role": "user", "content": "Which version are you?"}]);
         let body = json!({"model": "chat", "messages": messages, "temperature": 0, "stream": is_streamed});
         self.client.post(format!("{}/v1/chat/completions", self.base)).json(&body)
@@ -55,10 +55,14 @@ impl Front {
         self.stop.cancel();
     }
 
-    async fn state(&self) -> (u16, String) {
+    /// What `/readyz` says.
+    pub async fn ready(&self) -> (u16, Value) {
         let response = self.client.get(format!("{}/readyz", self.base)).send().await.unwrap();
-        let status = response.status().as_u16();
-        let body: Value = response.json().await.unwrap();
+        (response.status().as_u16(), response.json().await.unwrap())
+    }
+
+    async fn state(&self) -> (u16, String) {
+        let (status, body) = self.ready().await;
         (status, body["state"].as_str().unwrap().to_owned())
     }
 }

@@ -17,6 +17,7 @@ mod hold;
 mod performance;
 mod pod;
 mod prefixes;
+mod quarantine;
 #[path = "../http/s3.rs"]
 mod s3;
 #[path = "../http/script.rs"]
