@@ -140,6 +140,16 @@ impl Pod {
 }
 
 #[test]
+fn who_waits_while_others_answer_yields_whatever_it_answered_with_before() {
+    for active in ["v1", "v3"] {
+        let mut pod = Pod::serving();
+        let asked = Desired { yields: true, ..holding(true, desired(Some(active), Some(("v2", 1)), None)) };
+        pod.goes_for("v2", &asked);
+        assert!(pod.versions.route().is_held() && pod.versions.yields(&asked), "{active}");
+    }
+}
+
+#[test]
 fn what_has_passed_answers_and_says_that_it_is_prepared() {
     let (mut pod, asked) = (Pod::switching(), asked(true));
     pod.ends("v2", Outcome::Passed);

@@ -82,10 +82,13 @@ impl Versions {
         &self.route
     }
 
-    /// Whether requests wait here for a candidate while other pods answer them. One that goes back is there for them.
+    /// Whether requests wait here for a candidate while other pods answer them, whatever this one answered with before. One that goes
+    /// back from the candidate is there for them.
     #[must_use]
     pub fn yields(&self, desired: &Desired) -> bool {
-        desired.yields && self.route.is_held() && self.route.held_from == desired.active
+        let is_candidate =
+            |from: &String| desired.candidate.as_ref().is_some_and(|candidate| candidate.version == *from);
+        desired.yields && self.route.is_held() && !self.route.held_from.as_ref().is_some_and(is_candidate)
     }
 
     /// Whether requests are to go to other pods: what this one answers with was refused or taken back.
