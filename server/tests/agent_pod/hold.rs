@@ -353,6 +353,27 @@ async fn who_has_not_begun_keeps_its_place_and_who_waits_too_long_is_told_when_t
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_answers_does_not_go_for_a_version_whose_golden_prompts_are_not_there() {
+    let mut pod = Pod::fresh();
+    let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
+    let (two, sha_two) = served("demo-v2.q8_0.gguf").await;
+    pod.roll_out(&version("v1", &one, &sha_one)).await;
+    pod.api.update(|object| {
+        object["spec"]["rollout"]["gates"]["prompts"] = json!({"configMapRef": {"name": "golden"}, "minPass": "100%"});
+    });
+    pod.prepare_alone(&version("v2", &two, &sha_two));
+    let waits = |entry: &Value| entry["candidate"]["waitReason"] == "ConfigMapNotFound";
+    let entry = pod.api.entry("it waits for the prompts", waits).await;
+    assert_eq!((&entry["version"], pod.answer().await.as_str()), (&json!("v1"), ONE));
+    let line = json!({"messages": [{"role": "user", "content": "Which version are you?"}], "expected": TWO});
+    pod.api.put_config_map("golden", json!({"prompts.jsonl": format!("{line}\n")}));
+    let entry = pod.api.entry("v2 answers", |entry| entry["version"] == "v2" && entry["prepared"] == "v2").await;
+    assert_eq!(gate(&entry, "Prompts")["verdict"], "Pass", "{entry:#}");
+    assert_eq!(pod.answer().await, TWO);
+    pod.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_can_load_neither_takes_itself_out_and_comes_back() {
     let mut pod = Pod::fresh();
     let (one, sha_one) = served("demo-v1.q8_0.gguf").await;
