@@ -10,6 +10,7 @@
 
 mod accounts;
 mod kept;
+mod noting;
 mod trouble;
 
 use std::collections::BTreeSet;
@@ -57,6 +58,7 @@ use crate::{
 };
 
 use self::kept::{Child, Kept, OfService};
+use self::noting::Noting;
 pub use self::trouble::Trouble;
 
 /// A watch's events, as the services they wake.
@@ -87,9 +89,9 @@ impl Stores {
     pub fn watch(client: &Client) -> (Self, Wakes) {
         let all = || watcher::Config::default().page_size(WATCH_PAGE_OBJECTS);
         let managed = || all().labels(&format!("{MANAGED_BY}={OPERATOR}"));
-        let services = readable(watcher(Api::<DeserializeGuard<InferenceService>>::all(client.clone()), all()));
+        let services = readable(watcher(Api::<DeserializeGuard<Noting>>::all(client.clone()), all()));
         let (known, writer) = reflector::store();
-        let mut wakes = vec![stored(services, trimmed_service, writer, known.clone())];
+        let mut wakes = vec![stored(services, |noting: Noting| trimmed_service(noting.0), writer, known.clone())];
         let versions = readable(watcher(Api::<DeserializeGuard<ModelVersion>>::all(client.clone()), all()));
         let mut watches = Watches { client, managed: &managed, services: &known, wakes: &mut wakes };
         let stores = Self {
@@ -170,14 +172,14 @@ fn readable<K>(
     events: impl Stream<Item = watcher::Result<Event<DeserializeGuard<K>>>> + Send + 'static,
 ) -> impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static
 where
-    K: Gone + Resource + Send + 'static,
+    K: Gone + Resource<DynamicType = ()> + Send + 'static,
 {
     let read = |object: DeserializeGuard<K>| {
         let unreadable = object.0.as_ref().err();
         if let Some(InvalidObject { error, metadata }) = unreadable {
             let (namespace, name) = (metadata.namespace.as_deref(), metadata.name.as_deref());
-            let kind = std::any::type_name::<K>();
-            warn!(kind, namespace, name, error, "an object cannot be read and is left alone: correct it");
+            let kind = K::kind(&());
+            warn!(%kind, namespace, name, error, "an object cannot be read and is left alone: correct it");
         }
         object.0.ok()
     };
@@ -217,7 +219,7 @@ fn no_model() -> ModelSpec {
     ModelSpec { served_name: String::new(), source }
 }
 
-impl Gone for InferenceService {
+impl Gone for Noting {
     fn gone(metadata: ObjectMeta) -> Self {
         let spec = InferenceServiceSpec {
             replicas: 0,
@@ -230,8 +232,9 @@ impl Gone for InferenceService {
             pod: PodSpec::default(),
             rollout: RolloutSpec::default(),
             revision_history_limit: 0,
+            unknown: Vec::new(),
         };
-        Self { metadata, spec, status: None }
+        Self(InferenceService { metadata, spec, status: None })
     }
 }
 

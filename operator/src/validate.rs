@@ -29,7 +29,7 @@ use kube::ResourceExt;
 use crate::{
     build::hash,
     decide::{RolloutState, StampedVersion},
-    limits::RETRY_TOKEN_CHARS_MAX,
+    limits::{RETRY_TOKEN_CHARS_MAX, UNKNOWN_FIELDS_TOLD},
 };
 
 pub use gantry_crds::{
@@ -260,6 +260,7 @@ pub fn validate(service: &InferenceService) -> Result<ValidService, Problems> {
         problems.source(&DRAFT_SOURCE, draft, &spec.pod);
     }
     problems.unsupported_fields(spec);
+    problems.unknown_fields(&spec.unknown);
     let replicas = spec.replicas;
     if !(0..=gantry_crds::MAX_REPLICAS).contains(&replicas) {
         problems.invalid("spec.replicas", format!("use a number from 0 to {}", gantry_crds::MAX_REPLICAS));
@@ -406,6 +407,19 @@ struct Collector(Vec<Problem>);
 impl Collector {
     fn invalid(&mut self, field: &'static str, advice: impl Into<String>) {
         self.0.push(Problem { kind: ProblemKind::Invalid, field, advice: advice.into() });
+    }
+
+    /// Fields of CRDs of a later release.
+    fn unknown_fields(&mut self, unknown: &[String]) {
+        if !unknown.is_empty() {
+            let some = unknown.iter().take(UNKNOWN_FIELDS_TOLD).map(String::as_str).collect::<Vec<_>>().join(", ");
+            let rest = unknown.len().saturating_sub(UNKNOWN_FIELDS_TOLD);
+            let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
+            let advice = format!(
+                "{some}{more}: the CRDs are of a later release than the operator; update that, or leave it out"
+            );
+            self.0.push(Problem { kind: ProblemKind::NotSupported, field: "spec", advice });
+        }
     }
 
     fn not_supported(&mut self, present: bool, field: &'static str, advice: &'static str) {

@@ -134,6 +134,8 @@ pub struct ServeSettings {
     pub backend_dir: Option<PathBuf>,
     /// What to load, whose files are known once what is remote is brought.
     pub version: VersionSpec,
+    /// How texts are embedded where the model is an encoder, which does nothing else, asked for or not.
+    pub encoder: PooledConfig,
     /// What of it is named by an address.
     pub remote: RemoteModels,
 }
@@ -308,8 +310,8 @@ impl ServeArgs {
         GpuSplit { devices, mode, tensor_split, main_gpu: check.number("main-gpu", &self.main_gpu, 0, last_gpu) }
     }
 
-    /// What is asked for beside text.
-    fn pooled(&self, check: &mut Check) -> Option<PooledConfig> {
+    /// How texts are embedded or ranked, if they are.
+    fn pooled(&self, check: &mut Check) -> PooledConfig {
         let mut pooling = self.pooling.as_ref().and_then(|text| check.pooling("pooling", text));
         let config = PooledConfig {
             pooling: None,
@@ -323,7 +325,7 @@ impl ServeArgs {
             }
             pooling = Some(Pooling::Rank);
         }
-        (self.embeddings || self.reranking).then_some(PooledConfig { pooling, ..config })
+        PooledConfig { pooling, ..config }
     }
 
     /// Checks all flags, with those that a file gives.
@@ -389,6 +391,7 @@ impl ServeArgs {
         let gpu_memory = check.automatic("gpu-memory", &self.gpu_memory, 1, MAX_GPU_MEMORY_MIB);
         let cache_disk = self.cache_disk(&mut check, cache_ram);
         let cache_ttl = check.automatic("cache-ttl", &self.cache_ttl, 1, MAX_CACHE_TTL_SECONDS);
+        let pooled = self.pooled(&mut check);
         let runtime = RuntimeSettings {
             ctx_size: check.number("ctx-size", &self.ctx_size, 0, MAX_CTX_SIZE),
             parallel: check.number("parallel", &self.parallel, 1, MAX_PARALLEL),
@@ -422,7 +425,7 @@ impl ServeArgs {
                 infill_suffix_first: self.spm_infill,
                 ..EngineTuning::default()
             },
-            pooled: self.pooled(&mut check),
+            pooled: (self.embeddings || self.reranking).then_some(pooled),
             cuts_vectors: self.matryoshka,
         };
         let least = runtime.parallel.saturating_mul(MIN_REQUEST_TOKENS);
@@ -451,6 +454,7 @@ impl ServeArgs {
                 served_name,
                 runtime,
             },
+            encoder: pooled,
             remote,
         })
     }

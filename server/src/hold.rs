@@ -1,4 +1,4 @@
-//! Where requests wait while no version answers, since one is unloaded and another one loaded.
+//! Where requests wait while no version answers, since one is unloaded and another one loaded, or the first one is loaded.
 //!
 //! They stand in one line, by priority and age as in a version's own [queue](crate::version), and are let go one after the other, each
 //! once the one before it has been taken by the version that answers then: who came first has the first place there, too. The line
@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 
 use crate::limits::{SHARED_PLACES, TURN_PATIENCE};
 use crate::peer::Peer;
-use crate::version::{LoadClock, Version, retry_after_load};
+use crate::version::{LoadClock, Version, VersionSpec, retry_after_load};
 
 /// The line, and what it waits for.
 #[derive(Default)]
@@ -51,6 +51,8 @@ type Place = (Instant, u64);
 struct Switch {
     /// The one that is loaded; empty while the one before ends.
     to: String,
+    /// Whether none was there before it.
+    is_first: bool,
     clock: LoadClock,
     /// What the load of the version before took.
     usual: Option<Duration>,
@@ -127,11 +129,22 @@ impl Hold {
         let mut state = self.state();
         (state.places, state.timeout) = (places, timeout);
         state.line.values_mut().for_each(|waiting| waiting.due_since = None);
-        state.switch = Some(Switch { to: String::new(), clock: LoadClock::default(), usual });
+        state.switch = Some(Switch { to: String::new(), is_first: false, clock: LoadClock::default(), usual });
+    }
+
+    /// The first version is loaded from now on.
+    pub(crate) fn begin_first(&self, spec: &VersionSpec) {
+        let scheduling = &spec.runtime.scheduling;
+        let mut state = self.state();
+        state.places = scheduling.capacity(spec.runtime.parallel);
+        state.timeout = scheduling.queue_timeout_ms.map(Duration::from_millis);
+        let mut clock = LoadClock::default();
+        clock.begin(Instant::now());
+        state.switch = Some(Switch { to: spec.name.clone(), is_first: true, clock, usual: None });
     }
 
     /// This version is loaded while requests wait, and so much of it is read, from 0 to 1, where it is known.
-    pub(crate) fn loads(&self, version: &str, share: Option<f32>, now: Instant) {
+    pub fn loads(&self, version: &str, share: Option<f32>, now: Instant) {
         let mut state = self.state();
         let Some(switch) = &mut state.switch else { return };
         if switch.to != version {
@@ -170,6 +183,12 @@ impl Hold {
     #[must_use]
     pub fn is_switching(&self) -> bool {
         self.state().switch.is_some()
+    }
+
+    /// Which share of the first version is read, from 0 to 1, while that is loaded.
+    #[must_use]
+    pub fn first_share(&self) -> Option<f32> {
+        self.state().switch.as_ref().filter(|switch| switch.is_first).map(|switch| switch.clock.share())
     }
 
     /// How many wait.

@@ -190,7 +190,7 @@ pub const SERVICE_RATE_WINDOW: Duration = Duration::from_secs(60);
 /// Submissions of one request: a version may be retired between the choice and the submission.
 pub const SUBMIT_ATTEMPTS: usize = 4;
 
-/// How long a request waits at the most while one model is unloaded and another one loaded, where nothing says how long it may.
+/// How long a request waits at the most for a model to be loaded, where nothing says how long it may.
 pub const HELD_LIMIT: Duration = Duration::from_secs(1800);
 /// How long a request that has waited so may leave its turn untaken, since its client does not read what it is told, before others pass.
 pub const TURN_PATIENCE: Duration = Duration::from_secs(1);

@@ -5,12 +5,12 @@ use std::num::NonZero;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use gantry_crds::pod::MODEL_VOLUMES_DIR;
 use gantry_crds::status::Side;
-use gantry_engine::LoadError;
+use gantry_engine::{LoadError, PooledConfig};
 use gantry_gguf::Header;
 use gantry_server::agent::{self, AgentConfig, PodHas};
 use gantry_server::api::{App, AppSettings};
@@ -238,24 +238,28 @@ async fn serve_file(mut settings: ServeSettings) -> anyhow::Result<ExitCode> {
     let output = watched_output(&limits);
     let workers = WorkerConfig::this_program()?.with_backend_dir(settings.backend_dir).with_output(output);
     // First, so that nobody is told of a port behind which there will never be a model.
-    let spec = settled(settings.version, &workers).await.context("cannot serve the model")?;
+    let spec = settled(settings.version, settings.encoder, &workers).await.context("cannot serve the model")?;
     let of_clients = app_settings(&settings.http, None)?;
     let ports = ports(&settings.http).await?;
     let url = format!("http://{}", serve::reachable(ports.requests.local_addr()?));
     let router = Router::new();
-    let (progress, loading) = watch::channel(0.0);
-    let app = App::new(Arc::clone(&router), workers.output(), limits, of_clients, Some(loading), None);
+    router.hold_for_first(&spec);
+    let app = App::new(Arc::clone(&router), workers.output(), limits, of_clients, None);
     let stop = CancellationToken::new();
     let load = tokio::spawn({
         let (router, stop) = (Arc::clone(&router), stop.clone());
         async move {
             // Ends the server unless it is disarmed: without its model it is of no use.
             let stop = stop.drop_guard();
+            let (progress, share) = watch::channel(0.0);
             let bar = tokio::spawn(console::show_loading(spec.served_name.clone(), progress.subscribe()));
+            let told = tokio::spawn(tell_waiting(Arc::clone(&router), spec.name.clone(), share));
             let loaded = Version::load(spec, &workers, progress).await;
             bar.abort();
+            told.abort();
             console::shown();
-            let version = loaded?;
+            // Nobody waits for a model that does not come.
+            let version = loaded.inspect_err(|_| router.held().close())?;
             router.set(Routing { active: Some(Arc::clone(&version)), ..Routing::default() });
             tell_ready(&url, &version);
             stop.disarm();
@@ -265,6 +269,7 @@ async fn serve_file(mut settings: ServeSettings) -> anyhow::Result<ExitCode> {
     let ended = serve::run(ports, app, stop, settings.http.drain_timeout).await?;
     let active = router.active();
     router.set(Routing::default());
+    router.held().close();
     match active {
         Some(version) => version.retire(Duration::ZERO).await,
         None => {
@@ -278,6 +283,14 @@ async fn serve_file(mut settings: ServeSettings) -> anyhow::Result<ExitCode> {
     }
     ended.told().await;
     Ok(exit_code(&ended))
+}
+
+/// Tells those who wait for the first model how far its load is, for ever.
+async fn tell_waiting(router: Arc<Router>, version: String, mut share: watch::Receiver<f32>) {
+    while share.changed().await.is_ok() {
+        let share = *share.borrow_and_update();
+        router.held().loads(&version, Some(share), Instant::now());
+    }
 }
 
 /// As of a process that a signal ended, where one had requests cut off.
@@ -318,7 +331,7 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<Exit
     let output = watched_output(&limits);
     let workers = WorkerConfig::this_program()?.with_backend_dir(args.backends.backend_dir).with_output(output);
     let router = Router::new();
-    let app = App::new(Arc::clone(&router), workers.output(), limits, of_clients, None, Some(args.service.clone()));
+    let app = App::new(Arc::clone(&router), workers.output(), limits, of_clients, Some(args.service.clone()));
     let (stop, stop_agent) = (CancellationToken::new(), CancellationToken::new());
     let config = AgentConfig {
         service: args.service,
@@ -383,7 +396,11 @@ fn devices(args: &BackendArgs) -> anyhow::Result<ExitCode> {
 /// The same, if its files pass the checks that every model's do, with what the model's header settles: as many layers on
 /// GPUs as the memory that it may take there is for, on a CPU as many workers as its processors are good for, and as much
 /// context for each request as memory allows.
-async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Result<VersionSpec> {
+async fn settled(
+    mut version: VersionSpec,
+    encoder: PooledConfig,
+    workers: &WorkerConfig,
+) -> anyhow::Result<VersionSpec> {
     let here = Processors::here();
     let runtime = &version.runtime;
     let several = runtime.workers_for(here) > runtime.worker_count();
@@ -408,8 +425,8 @@ async fn settled(mut version: VersionSpec, workers: &WorkerConfig) -> anyhow::Re
             }
         };
         let model = checked(&version.model_path)?;
-        if model.summary().encoder && version.runtime.pooled.is_none() {
-            anyhow::bail!("{}: {}", version.model_path.display(), LoadError::GeneratesNothing);
+        if model.summary().encoder {
+            version.runtime.pooled.get_or_insert(encoder);
         }
         settings::check_pooling(version.runtime.pooled.as_ref(), &model)?;
         let (draft_path, draft) = (draft.clone(), draft.as_deref().map(checked).transpose()?);

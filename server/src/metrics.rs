@@ -435,7 +435,7 @@ impl Collector for RouterCollector {
         let help = "Times that another version became active, the first one included";
         swaps.encode(encoder.encode_descriptor("version_swaps", help, None, swaps.metric_type())?)?;
         let waiting = ConstGauge::new(self.router.held().waiting() as f64);
-        let help = "Requests that wait while one model is unloaded and another one loaded";
+        let help = "Requests that wait for a model to be loaded, while none answers";
         waiting.encode(encoder.encode_descriptor("requests_held", help, None, waiting.metric_type())?)?;
         let lost = ConstCounter::new(telemetry::lost_lines());
         let help = "Lines of the log that were lost since nobody read it";

@@ -13,7 +13,7 @@ use gantry_rollout::{Conversation, Share};
 use tokio::sync::watch;
 
 use crate::hold::Hold;
-use crate::version::Version;
+use crate::version::{Version, VersionSpec};
 
 /// What is in force: set as one, so no reader sees half of a change.
 #[derive(Clone, Default)]
@@ -79,6 +79,11 @@ impl Router {
     pub fn hold(&self, from: &Version) {
         self.hold.begin(from);
         self.routing.store(Arc::default());
+    }
+
+    /// Has requests wait for the first version, which is loaded from now on.
+    pub fn hold_for_first(&self, spec: &VersionSpec) {
+        self.hold.begin_first(spec);
     }
 
     /// Where requests wait.

@@ -133,6 +133,11 @@ impl Outcome {
         if let Some(memory) = memory {
             report = report.with_check(in_memory(memory, memory::predict(header.summary(), None, &runtime, false)));
         }
+        if header.summary().encoder && !names_pooling(header) {
+            let what = "the file does not name how its texts become vectors: `serve` and a pod have to be told (--pooling, \
+                        spec.runtime.embeddings.pooling)";
+            report = report.with_check(Check::new(Verdict::Noted, "pooling", what));
+        }
         for check in weights(args, header) {
             report = report.with_check(self.kept(check));
         }

@@ -379,6 +379,7 @@ impl ServiceFixture {
                 ..RolloutSpec::default()
             },
             revision_history_limit: 20,
+            unknown: Vec::new(),
         };
         InferenceService::new(self.name, spec)
     }

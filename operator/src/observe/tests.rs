@@ -10,7 +10,7 @@ use super::*;
 
 #[tokio::test]
 async fn an_object_that_cannot_be_read_hides_no_other() {
-    let guarded = |name: &str, replicas: serde_json::Value| -> DeserializeGuard<InferenceService> {
+    let guarded = |name: &str, replicas: serde_json::Value| -> DeserializeGuard<Noting> {
         let model = json!({"servedName": "m", "source": {"uri": "http://models/m.gguf"}});
         let spec = json!({"model": model, "replicas": replicas});
         let object = json!({"apiVersion": "gantry.dev/v1alpha1", "kind": "InferenceService",
@@ -25,7 +25,7 @@ async fn an_object_that_cannot_be_read_hides_no_other() {
         .map(watcher::Result::Ok);
     let left: Vec<_> = readable(futures::stream::iter(events)).map(Result::unwrap).collect().await;
     let names = left.iter().filter_map(|event| match event {
-        Event::InitApply(service) | Event::Apply(service) => Some(service.name_any()),
+        Event::InitApply(service) | Event::Apply(service) => Some(service.0.name_any()),
         _ => None,
     });
     assert_eq!((names.collect::<Vec<_>>(), left.len()), (vec!["good".to_owned()], 3));
@@ -39,7 +39,7 @@ async fn an_object_that_cannot_be_read_any_more_is_gone_when_it_is_deleted() {
             "metadata": {"name": "chat", "namespace": "ns", "labels": labels}})
     };
     let model = json!({"servedName": "m", "source": {"uri": "http://models/m.gguf"}});
-    let service = |replicas: serde_json::Value| -> DeserializeGuard<InferenceService> {
+    let service = |replicas: serde_json::Value| -> DeserializeGuard<Noting> {
         serde_json::from_value(object("InferenceService", json!({"model": model, "replicas": replicas}))).unwrap()
     };
     let version = |revision: serde_json::Value| -> DeserializeGuard<ModelVersion> {
@@ -53,7 +53,7 @@ async fn an_object_that_cannot_be_read_any_more_is_gone_when_it_is_deleted() {
         Event::Delete(service(json!("many"))),
     ];
     let events = readable(stream::iter(events.into_iter().map(watcher::Result::Ok)));
-    let mut events = stored(events, trimmed_service, writer, services.clone());
+    let mut events = stored(events, |noting: Noting| trimmed_service(noting.0), writer, services.clone());
     assert_eq!(events.next().await.unwrap().name, "chat");
     assert_eq!(services.state().len(), 1);
     assert_eq!(events.next().await.unwrap().name, "chat", "whoever works on it learns that it is gone");

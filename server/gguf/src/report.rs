@@ -201,7 +201,7 @@ impl Report {
             (
                 "chat template",
                 match (s.encoder, s.chat_template) {
-                    (true, _) => "none is needed: it is an encoder, which gives vectors of texts (--embeddings)",
+                    (true, _) => "none is needed: it is an encoder, which gives vectors of texts (/v1/embeddings)",
                     (false, true) => "in the file",
                     (false, false) => "none: only completions are possible",
                 }

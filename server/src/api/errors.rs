@@ -55,12 +55,12 @@ impl Failure {
 }
 
 impl Failure {
-    /// As many requests wait for another model to be loaded as may.
+    /// As many requests wait for a model to be loaded as may.
     pub(super) fn line_full(full: Full, retry_after: Duration) -> Self {
         let Full { waiting, places } = full;
         let message = format!(
-            "{waiting} requests wait for the model to be changed, and {places} may: those that ran or waited for the one before \
-             (spec.runtime.parallel and spec.scheduling.maxQueue); try again in {retry_after:?}"
+            "{waiting} requests wait for a model to be loaded, and {places} may: as many as run and wait at a time (--parallel and \
+             --max-queue; in a pod spec.runtime.parallel and spec.scheduling.maxQueue); try again in {retry_after:?}"
         );
         let error = ApiError::new(429, ErrorKind::RateLimitError, ErrorCode::QueueFull, message);
         Self::retriable(error, retry_after)
@@ -76,11 +76,11 @@ impl Failure {
         Self::retriable(error, retry_after)
     }
 
-    /// A request has waited for another model to be loaded for as long as it may.
+    /// A request has waited for a model to be loaded for as long as it may.
     pub(super) fn held_too_long(waited: Duration, limit: Duration, retry_after: Duration) -> Self {
         let message = format!(
-            "The model is being changed, and the request has waited for {} ms, where {} ms are the limit \
-             (spec.scheduling.queueTimeout, or `x-gantry-queue-timeout-ms`); try again in {retry_after:?}.",
+            "A model is being loaded, and the request has waited for {} ms, where {} ms are the limit (--queue-timeout; in a pod \
+             spec.scheduling.queueTimeout; of a request `x-gantry-queue-timeout-ms`); try again in {retry_after:?}.",
             waited.as_millis(),
             limit.as_millis()
         );

@@ -30,14 +30,14 @@ mod stats;
 mod stored;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use gantry_rollout::Conversation;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -48,7 +48,7 @@ use crate::metrics::{METRICS_CONTENT_TYPE, Metrics};
 use crate::output::Output;
 use crate::response_store::ResponseStore;
 use crate::routing::Router;
-use crate::version::{LoadClock, Version, retry_after_load};
+use crate::version::Version;
 use budget::Budget;
 pub use budget::Peer;
 pub use cors::Origins;
@@ -88,9 +88,6 @@ pub struct App {
     names: ModelNames,
     responses: Option<Arc<ResponseStore>>,
     background: Background,
-    /// The share of the first model that is read, where this process itself loads it.
-    loading: Option<watch::Receiver<f32>>,
-    started: Instant,
 }
 
 impl App {
@@ -101,7 +98,6 @@ impl App {
         output: Arc<Output>,
         limits: FrontLimits,
         settings: AppSettings,
-        loading: Option<watch::Receiver<f32>>,
         service: Option<String>,
     ) -> Arc<Self> {
         let AppSettings { keys, names, responses } = settings;
@@ -120,8 +116,6 @@ impl App {
             background: Background::new(),
             output,
             writers: Writers::new(),
-            loading,
-            started: Instant::now(),
         })
     }
 
@@ -169,16 +163,7 @@ impl App {
 
     /// When there will be a version, as far as can be told: when what is being loaded is.
     fn version_after(&self) -> Duration {
-        if self.router.held().is_switching() {
-            return self.router.held().retry_after();
-        }
-        let left = self.loading.as_ref().and_then(|share| {
-            let mut clock = LoadClock::default();
-            clock.begin(self.started);
-            clock.read(*share.borrow());
-            clock.left(Instant::now())
-        });
-        retry_after_load(left.unwrap_or_default())
+        self.router.held().retry_after()
     }
 
     /// From now on the server says that it is not ready, and that each connection ends with its answer; requests are still

@@ -79,8 +79,8 @@ async fn check(app: &App) -> Result<(), Unready> {
     }
     let hold = app.router.held();
     let Some(version) = app.router.active() else {
-        // Requests are to come and wait, where no other pod answers them.
-        if hold.is_switching() && !app.router.is_stalled() && !app.router.yields() {
+        // Requests are to come and wait, where no other pod answers them, and one has answered before.
+        if hold.is_switching() && hold.first_share().is_none() && !app.router.is_stalled() && !app.router.yields() {
             return Ok(());
         }
         return Err(Unready { reason: app.why_no_version(), retry_after: Some(app.version_after()) });
@@ -114,17 +114,18 @@ async fn check(app: &App) -> Result<(), Unready> {
 impl App {
     /// Why there is no active version.
     pub(super) fn why_no_version(&self) -> String {
-        match &self.loading {
+        let hold = self.router.held();
+        match hold.first_share() {
             _ if self.router.is_stalled() => {
                 "neither the next model nor the one before it could be loaded; it is tried again".to_owned()
             }
-            _ if self.router.held().is_switching() => match self.router.held().waits() {
+            Some(share) => of_loading(share),
+            None if hold.is_switching() => match hold.waits() {
                 Waits::Loading => "the next model is being loaded, and requests wait for it".to_owned(),
                 Waits::Queued | Waits::ForModel => {
                     "the model is being changed: it ends its last requests, and others wait for the next one".to_owned()
                 }
             },
-            Some(share) => of_loading(*share.borrow()),
             None => "no version is active yet".to_owned(),
         }
     }

@@ -342,7 +342,7 @@ mod tests {
         fn new() -> Self {
             let output = Output::new(OUTPUT_BUDGET_BYTES);
             let (limits, settings) = (FrontLimits::default(), AppSettings::default());
-            let app = App::new(Router::new(), Arc::clone(&output), limits, settings, None, None);
+            let app = App::new(Router::new(), Arc::clone(&output), limits, settings, None);
             let connections = Connections::new(Table::new(2, 0), SLOW_CLIENT_CROWDED_LIMIT, app.metrics());
             let calls = Calls::new(connections.open(Peer::default()));
             Self { connections, output, calls }

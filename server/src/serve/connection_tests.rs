@@ -29,7 +29,6 @@ impl Served {
             FrontLimits::default(),
             AppSettings::default(),
             None,
-            None,
         );
         let connections = Connections::new(Table::new(limit, 0), SLOW_CLIENT_CROWDED_LIMIT, app.metrics());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -27,6 +27,11 @@ impl LoadClock {
         self.share = share;
     }
 
+    /// The share of the file that is read.
+    pub(crate) fn share(&self) -> f32 {
+        self.share
+    }
+
     /// The model is loaded.
     pub(crate) fn finish(&mut self, now: Instant) {
         if let Some(began) = self.began.take() {

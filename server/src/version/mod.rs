@@ -298,11 +298,7 @@ impl Version {
     /// The most requests that run and wait at a time.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        let scheduling = self.shared.scheduling.load();
-        // The one that crosses the high watermark is let in.
-        let waiting =
-            scheduling.watermarks().map_or(scheduling.max_queue, |(high, _)| scheduling.max_queue.min(high + 1));
-        (self.shared.spec.runtime.parallel as usize).saturating_add(waiting)
+        self.shared.scheduling.load().capacity(self.shared.spec.runtime.parallel)
     }
 
     /// When a request that was not served now may come again: where no worker is ready, when one will be, and else computed

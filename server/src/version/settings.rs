@@ -261,6 +261,14 @@ impl RuntimeSettings {
 }
 
 impl Scheduling {
+    /// The most requests that run and wait at a time, where so many run.
+    #[must_use]
+    pub fn capacity(&self, parallel: u32) -> usize {
+        // The one that crosses the high watermark is let in.
+        let waiting = self.watermarks().map_or(self.max_queue, |(high, _)| self.max_queue.min(high + 1));
+        (parallel as usize).saturating_add(waiting)
+    }
+
     /// The two watermarks in force; `None`: none are.
     pub(super) fn watermarks(&self) -> Option<(usize, usize)> {
         let high = match (self.high_watermark, self.low_watermark) {

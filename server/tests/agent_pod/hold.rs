@@ -38,7 +38,7 @@ impl Front {
         let base = format!("http://{}", listener.local_addr().unwrap());
         let (limits, settings, stop) = (FrontLimits::default(), AppSettings::default(), CancellationToken::new());
         let output = Output::new(OUTPUT_BUDGET_BYTES);
-        let app = App::new(Arc::clone(&pod.router), output, limits, settings, None, None);
+        let app = App::new(Arc::clone(&pod.router), output, limits, settings, None);
         let ports = Ports { requests: listener, probes: None, calls: None, origins: Origins::None };
         tokio::spawn(serve::run(ports, app, stop.clone(), PATIENCE));
         Self { base, client: reqwest::Client::new(), stop }

@@ -311,7 +311,7 @@ fn a_file_that_is_right_at_the_first_positions_only_is_refused_by_both() {
 }
 
 #[test]
-fn an_encoder_is_checked_as_one_and_served_only_for_vectors() {
+fn an_encoder_is_checked_as_one() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("bert.gguf");
     std::fs::write(&file, gguf::bert(1).bytes()).unwrap();
@@ -319,9 +319,5 @@ fn an_encoder_is_checked_as_one_and_served_only_for_vectors() {
     let report = text(&validated.stdout);
     assert_eq!(validated.status.code(), Some(0), "{report}");
     assert!(report.contains("it is an encoder") && report.contains("ok   trial load"), "{report}");
-    let mut serve = command(&file);
-    serve.args(["--port", "0"]);
-    let (status, log) = output(serve);
-    assert_eq!(status.code(), Some(1), "{log}");
-    assert!(log.contains("--embeddings"), "{log}");
+    assert!(!report.contains("--pooling"), "{report}");
 }

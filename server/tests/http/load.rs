@@ -1,8 +1,8 @@
 //! More requests than there is room for, and clients that leave.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::server::{Events, Server, UNENDING, await_condition, endless};
+use crate::server::{Events, Server, UNENDING, await_condition, chat, endless, model, send_signal, text_of};
 
 const TEXT: &str = "/v1/completions";
 const RUNNING: &str = "gantry_requests_running";
@@ -84,4 +84,63 @@ async fn one_that_waits_and_leaves_gives_its_place_back() {
     // The text goes on, so it was not its end that emptied the queue.
     assert!(server.metric(RUNNING).await > 0.5);
     running.abort();
+}
+
+/// A server whose first model is loaded by a worker that stands still, and that worker.
+async fn loading(args: &[&str]) -> (Server, u32) {
+    // The worker may have done all of it before it is stopped, on a busy machine.
+    for _ in 0..20 {
+        let server = Server::launch(&model("demo-v2.q8_0.gguf"), args);
+        await_condition("a worker", async || !server.workers().is_empty()).await;
+        let worker = server.workers()[0];
+        send_signal(worker, "STOP");
+        if server.ready().await.0 == 503 {
+            return (server, worker);
+        }
+        send_signal(worker, "CONT");
+    }
+    panic!("it is loaded before it can be stopped");
+}
+
+#[tokio::test]
+async fn those_who_come_while_the_first_model_is_loaded_wait_for_it_by_their_own_time() {
+    for (args, path, body) in [
+        (&[][..], "/v1/chat/completions", chat("Where is Tom?")),
+        (&["--embeddings", "--pooling", "mean"], "/v1/embeddings", json!({"input": ["Where is Tom?"]})),
+    ] {
+        let (server, worker) = loading(args).await;
+        let waiting = tokio::spawn(server.post(path, &body).send());
+        let hasty = server.post(path, &body).header("x-gantry-queue-timeout-ms", "50").send().await.unwrap();
+        assert_eq!(hasty.status(), 503);
+        let after: u64 = hasty.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+        assert!((1..=60).contains(&after));
+        let refused: Value = hasty.json().await.unwrap();
+        assert_eq!(refused["error"]["code"], "model_not_ready", "{refused}");
+        let message = refused["error"]["message"].as_str().unwrap();
+        assert!(message.contains("is being loaded") && message.contains("50 ms are the limit"), "{message}");
+        // Whoever routes requests is told that there is no model.
+        assert_eq!((server.ready().await.0, server.get("/health").await.status().as_u16()), (503, 503));
+        assert!(!waiting.is_finished());
+        let mut stream = Events::open(server.post("/v1/completions", &endless(4))).await;
+
+        send_signal(worker, "CONT");
+        let answer = waiting.await.unwrap().unwrap();
+        assert_eq!(answer.status(), 200, "{path}");
+        if args.is_empty() {
+            assert!(!text_of(&answer.json().await.unwrap()).is_empty());
+            assert!(stream.next().await.is_some());
+        }
+    }
+}
+
+#[tokio::test]
+async fn those_who_wait_for_a_first_model_that_does_not_load_are_told() {
+    let (mut server, worker) = loading(&[]).await;
+    let waiting = tokio::spawn(server.post("/v1/chat/completions", &chat("Where is Tom?")).send());
+    await_condition("it to wait", async || server.metric("gantry_requests_held").await > 0.5).await;
+    send_signal(worker, "KILL");
+    let answer = waiting.await.unwrap().unwrap();
+    assert_eq!(answer.status(), 503);
+    assert_eq!(answer.json::<Value>().await.unwrap()["error"]["code"], "server_ending");
+    assert!(!server.ended().await.success());
 }

@@ -182,7 +182,8 @@ async fn what_a_worker_died_with_is_computed_by_the_next() {
 #[tokio::test]
 async fn an_encoder_embeds_and_generates_nothing() {
     let (_folder, path) = written(&gguf::bert(1));
-    let server = Server::launch(&path, &["--embeddings", "--memory-limit", "1000"]);
+    // Asked for or not: it can do nothing else.
+    let server = Server::launch(&path, &["--memory-limit", "1000"]);
     server.until_ready().await;
     // It watches its memory as one that generates does.
     await_condition("the watch over memory", async || {
@@ -342,7 +343,6 @@ async fn a_model_that_cannot_do_what_is_asked_ends_the_start_with_the_way_out() 
     for (file, args, says) in [
         (model("demo-v2.q8_0.gguf"), &["--embeddings"][..], "--pooling"),
         (model("demo-v2.q8_0.gguf"), &["--reranking"][..], "no reranker"),
-        (encoder.clone(), &[][..], "--embeddings"),
         (encoder, &["--reranking"][..], "no reranker"),
     ] {
         let mut command = command(&file);

@@ -57,7 +57,6 @@ async fn a_swap_under_load_loses_nothing_and_mixes_nothing() {
         FrontLimits::default(),
         AppSettings::default(),
         None,
-        None,
     );
     let server = tokio::spawn(serve::run(ports, app, stop.clone(), PATIENCE));
 

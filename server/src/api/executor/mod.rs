@@ -348,6 +348,8 @@ pub(super) async fn pooled<E: PooledEncoder>(
 ) -> Result<Response, Failure> {
     let (origin, (asked, encoder), share, _) = read(app, request, decode).await?;
     let PooledRequest { model, work, prompt_param, priority } = asked;
+    let (priority, timeout_ms) = (origin.scheduling.priority_over(priority), origin.scheduling.queue_timeout_ms);
+    let (ticket, timeout_ms) = submit::turn_to_pool(app, &origin, priority, timeout_ms, prompt_param).await?;
     let version = submit::pooling(app, &origin, model.as_deref())?;
     let pooled = version.model().and_then(|model| model.pooled);
     let (width, ranks) = pooled.map_or((0, true), |pooled| (pooled.width, pooled.pooling == Pooling::Rank));
@@ -365,9 +367,9 @@ pub(super) async fn pooled<E: PooledEncoder>(
             (bytes, Some(app.answers.take(origin.peer, bytes, BODY_BUDGET_WAIT).await?))
         }
     };
-    let (priority, timeout_ms) = (origin.scheduling.priority_over(priority), origin.scheduling.queue_timeout_ms);
     let asked = PoolRequest { work, priority, timeout_ms };
     let (version, pooled) = submit::pooled(app, &origin, model.as_deref(), asked).await?;
+    drop(ticket);
     let record = RequestRecord::new(app, route, &version, origin, priority, 0, share);
     let result = match pooled.output().await {
         Ok(output) => {
@@ -524,7 +526,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_small_body_is_decoded_though_large_ones_hold_all_the_room_and_a_large_one_is_told_to_come_again() {
         let limits = FrontLimits::default();
-        let app = App::new(Router::new(), Output::new(limits.output_bytes), limits, AppSettings::default(), None, None);
+        let app = App::new(Router::new(), Output::new(limits.output_bytes), limits, AppSettings::default(), None);
         let large = format!("[{}]", vec!["{}"; 2000].join(","));
         let first = room_to_decode(&app, json_memory_bytes(large.as_bytes())).await.unwrap();
         assert!(first.is_some());

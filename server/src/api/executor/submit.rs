@@ -94,31 +94,19 @@ impl Asking {
 
     /// Stands in line, where requests have to. Says whether it does.
     pub(super) fn enter(&mut self, app: &App) -> Result<bool, Failure> {
-        let hold = app.router.held();
-        if self.ticket.is_none() && hold.is_held() {
-            if app.router.is_stalled() && !self.was_taken {
-                return Err(Failure::no_model_loads(hold.retry_after()));
-            }
+        if self.ticket.is_none() && app.router.held().is_held() {
             let priority = self.requests.first().map_or(Priority::Normal, |request| request.params.priority);
             let answers = self.requests.len().saturating_mul(self.choices as usize);
-            let entered = hold.enter(self.client, priority, self.came, answers, self.was_taken);
-            self.ticket = Some(entered.map_err(|full| Failure::line_full(full, hold.retry_after()))?);
+            self.ticket = Some(ticket(app, self.client, priority, self.came, answers, self.was_taken)?);
         }
         Ok(self.ticket.is_some())
     }
 
     /// Waits until it is first in line and a version answers, for as long as it may.
     pub(super) async fn turn(&self, app: &App) -> Result<(), Failure> {
-        let Some(ticket) = &self.ticket else { return Ok(()) };
-        let limit = self.limit(app).unwrap_or(HELD_LIMIT);
-        tokio::select! {
-            biased;
-            due = ticket.turn() => due.map_err(|LineClosed| {
-                unanswered(GenerationError::ServerEnds, self.prompt_param, app.router.held().retry_after())
-            }),
-            () = tokio::time::sleep_until((self.came + limit).into()) => {
-                Err(Failure::held_too_long(self.came.elapsed(), limit, app.router.held().retry_after()))
-            }
+        match &self.ticket {
+            Some(ticket) => turn(app, ticket, self.came, self.limit(app), self.prompt_param).await,
+            None => Ok(()),
         }
     }
 
@@ -272,6 +260,63 @@ fn of_choice(request: &GenerateRequest, choice: u32, is_whole: bool) -> Generate
         request.params.echo = false;
     }
     request
+}
+
+/// A place in the line of those who wait for a version. `has_place`: see [`Hold::enter`](crate::hold::Hold::enter).
+fn ticket(
+    app: &App,
+    client: Peer,
+    priority: Priority,
+    came: Instant,
+    answers: usize,
+    has_place: bool,
+) -> Result<Ticket, Failure> {
+    let hold = app.router.held();
+    if app.router.is_stalled() && !has_place {
+        return Err(Failure::no_model_loads(hold.retry_after()));
+    }
+    let entered = hold.enter(client, priority, came, answers, has_place);
+    entered.map_err(|full| Failure::line_full(full, hold.retry_after()))
+}
+
+/// Waits until whoever came at this time is first in line and a version answers; `limit`: its own.
+async fn turn(
+    app: &App,
+    ticket: &Ticket,
+    came: Instant,
+    limit: Option<Duration>,
+    prompt_param: &'static str,
+) -> Result<(), Failure> {
+    let limit = limit.unwrap_or(HELD_LIMIT);
+    tokio::select! {
+        biased;
+        due = ticket.turn() => due.map_err(|LineClosed| {
+            unanswered(GenerationError::ServerEnds, prompt_param, app.router.held().retry_after())
+        }),
+        () = tokio::time::sleep_until((came + limit).into()) => {
+            Err(Failure::held_too_long(came.elapsed(), limit, app.router.held().retry_after()))
+        }
+    }
+}
+
+/// Has a request for vectors or scores wait until a version answers, where none does. Gives its place in line, which it leaves once
+/// that has the request, and of the milliseconds that it may wait those that are left.
+pub(super) async fn turn_to_pool(
+    app: &App,
+    origin: &Origin,
+    priority: Priority,
+    timeout_ms: Option<u64>,
+    prompt_param: &'static str,
+) -> Result<(Option<Ticket>, Option<u64>), Failure> {
+    let (hold, came) = (app.router.held(), Instant::now());
+    if !hold.is_held() {
+        return Ok((None, timeout_ms));
+    }
+    let limit = timeout_ms.map(Duration::from_millis).or_else(|| hold.timeout());
+    let ticket = ticket(app, origin.peer, priority, came, 1, false)?;
+    turn(app, &ticket, came, limit, prompt_param).await?;
+    let left = limit.map(|limit| limit.saturating_sub(came.elapsed()).as_millis().max(1));
+    Ok((Some(ticket), left.map(|left| u64::try_from(left).unwrap_or(u64::MAX))))
 }
 
 /// Submits a request for vectors or scores.
