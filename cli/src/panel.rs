@@ -296,7 +296,7 @@ fn next_step(rollout: &RolloutStatus) -> String {
         RolloutStep::Commit => "All pods have the candidate loaded and switch to it now; what has begun ends with the version that it began with.",
         RolloutStep::Bake => "All pods answer with it. The previous version stays loaded until the bake is over, and is gone back to by itself where pods with \
              the new one fail.",
-        RolloutStep::Rollback => "All pods go back to the previous version, which is still loaded.",
+        RolloutStep::Rollback => "All pods go back to the previous version: at once where it is still loaded, else once they have loaded it.",
         RolloutStep::Unknown(_) => "This step is of a later release than this plugin.",
     }
     .to_owned()

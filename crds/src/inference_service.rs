@@ -89,7 +89,8 @@ pub struct InferenceServiceSpec {
     #[serde(default = "default_revision_history_limit")]
     #[x_kube(validation = Rule::new("self >= 0 && self <= 50").message("spec.revisionHistoryLimit: use a number from 0 to 50"))]
     pub revision_history_limit: i32,
-    /// Fields that an object has and this release does not know, as paths below `spec`, where whoever reads it looks for such.
+    /// What an object asks of its version and gates that this release does not know, as paths below `spec`, where whoever reads
+    /// the object looks for it.
     #[serde(skip_deserializing, skip_serializing_if = "Vec::is_empty")]
     #[schemars(skip)]
     pub unknown: Vec<String>,

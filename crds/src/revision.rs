@@ -197,8 +197,8 @@ mod tests {
         assert_eq!(version_name("chat", &model("https://a/m.gguf", "a"), &RuntimeSpec::default()), "chat-17b05364b8");
     }
 
-    /// An older agent takes a field that it does not know for one that somebody set. So what is added here is optional, and not
-    /// there unless it is set: no default in the CRD, and nothing that is written for it.
+    /// An older agent, and an older operator, take a field that they do not know for one that somebody set. So what is added here is
+    /// optional, and not there unless it is set: no default in the CRD, and nothing that is written for it.
     #[test]
     fn what_is_added_to_versions_and_gates_has_no_default() {
         fn collect(path: &str, schema: &serde_json::Value, found: &mut Vec<String>) {
@@ -214,9 +214,12 @@ mod tests {
         let mut found = Vec::new();
         collect("model", &spec["model"], &mut found);
         collect("runtime", &spec["runtime"], &mut found);
-        for gate in ["memory", "prompts"] {
-            collect(gate, &spec["rollout"]["properties"]["gates"]["properties"][gate], &mut found);
+        for (gate, schema) in spec["rollout"]["properties"]["gates"]["properties"].as_object().unwrap() {
+            collect(gate, schema, &mut found);
         }
+        let rollout = &spec["rollout"]["properties"];
+        collect("canary", &rollout["canary"], &mut found);
+        collect("signals", &rollout["rollback"]["properties"]["signals"], &mut found);
         found.sort_unstable();
         assert_eq!(found, DEFAULTS_FOR_EVER);
         let keys = |value: serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
@@ -225,7 +228,8 @@ mod tests {
         assert_eq!(written, ["cacheType", "contextSize", "gpuLayers", "parallel", "threads"]);
     }
 
-    const DEFAULTS_FOR_EVER: [&str; 13] = [
+    const DEFAULTS_FOR_EVER: [&str; 14] = [
+        "drift.reference",
         "memory",
         "memory.headroom",
         "prompts.minPass",

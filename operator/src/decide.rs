@@ -21,7 +21,7 @@ use gantry_crds::{
     InferenceServiceStatus,
     status::{
         CandidateStatus, FitStatus, GateName, NamedVersion, RejectedOutcome, RejectedStatus, ReplicaStatus,
-        RolloutStatus, RolloutStep, Side, StrategyName,
+        RolloutStatus, RolloutStep, Side, StrategyName, WaitReason,
     },
 };
 use jiff::{SignedDuration, Timestamp};
@@ -616,8 +616,10 @@ fn bake(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
     let way_back = state.way_back().map(str::to_owned);
     if let (Some(failure), Some(way_back)) = (fleet::judge_bake(world, now), way_back.clone()) {
         if sides::waits_for_the_way_back(world, &state, now) {
-            let message = format!("waits for the pods of {way_back} to take it back: {}", failure.message);
-            state.rollout = Some(RolloutStatus { message: Some(limits::message(&message)), ..now.clone() });
+            let why = sides::why_no_way_back(world, &way_back).map(|why| format!(" ({why})")).unwrap_or_default();
+            let message = format!("waits for the pods of {way_back}{why} to take it back: {}", failure.message);
+            let (message, wait_reason) = (Some(limits::message(&message)), Some(WaitReason::GateFailed));
+            state.rollout = Some(RolloutStatus { message, wait_reason, ..now.clone() });
             return (state, None);
         }
         return take_back(world, state, now, way_back, failure);
@@ -656,7 +658,7 @@ fn bake(world: &World, mut state: RolloutState, now: &RolloutStatus) -> Step {
         .flatten()
         .collect::<Vec<_>>();
     let message = (!message.is_empty()).then(|| limits::message(&message.join("; ")));
-    state.rollout = Some(RolloutStatus { message, progress: None, ..now.clone() });
+    state.rollout = Some(RolloutStatus { message, wait_reason: None, progress: None, ..now.clone() });
     (state, None)
 }
 

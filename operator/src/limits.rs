@@ -117,7 +117,7 @@ pub const REPLICA_SETS_KEPT: i32 = 3;
 /// Characters of the annotations that ask for another try or another set of pods: they become part of a status field.
 pub const RETRY_TOKEN_CHARS_MAX: usize = 64;
 
-/// Fields of a later release that a message names; of further ones it says how many.
+/// Fields of a later release that are noted of a service, and that a message names.
 pub const UNKNOWN_FIELDS_TOLD: usize = 5;
 
 /// Change of the measured memory, in percent, below which `status.memory` is not written again.

@@ -246,8 +246,12 @@ fn up_to_date(inputs: &ServiceInputs) -> NewCondition {
     let wanted = &spec.wanted;
     let is_active = state.active.as_deref() == Some(wanted.name.as_str());
     match &state.rollout {
+        // It is to be taken back, and waits for those who are to answer then.
+        Some(RolloutStatus { step: RolloutStep::Bake, wait_reason: Some(_), message: Some(message), .. }) => {
+            new(UpToDate, false, Reason::RolledBack, message)
+        }
         Some(rollout) if rollout.step == RolloutStep::Bake && is_active => {
-            new(UpToDate, true, Reason::AsRequested, format!("{} answers", wanted.name))
+            new(UpToDate, true, Reason::AsRequested, answers(inputs, &wanted.name))
         }
         // A candidate was refused while the version before it bakes: that is what the user has to know.
         Some(rollout) if rollout.step == RolloutStep::Bake && is_latched(state, wanted) => {
@@ -267,7 +271,8 @@ fn up_to_date(inputs: &ServiceInputs) -> NewCondition {
             let stamped = inputs.observed.versions.iter().find(|version| version.name_any() == wanted.name);
             let address = stamped.and_then(|version| version::readdressed(version, state));
             let address = address.map(|address| format!("; {address}")).unwrap_or_default();
-            new(UpToDate, true, Reason::AsRequested, format!("{} answers{others}{address}", wanted.name))
+            let answers = answers(inputs, &wanted.name);
+            new(UpToDate, true, Reason::AsRequested, format!("{answers}{others}{address}"))
         }
         None if is_latched(state, wanted) => {
             let (reason, message) = latch(state);
@@ -285,6 +290,13 @@ fn up_to_date(inputs: &ServiceInputs) -> NewCondition {
             new(UpToDate, false, Reason::WaitingForPods, message)
         }
         None => new(UpToDate, false, Reason::RollingOut, format!("{} is about to be prepared", wanted.name)),
+    }
+}
+
+fn answers(inputs: &ServiceInputs, version: &str) -> String {
+    match inputs.target_replicas {
+        0 => format!("{version} answers once there are pods: spec.replicas is 0"),
+        _ => format!("{version} answers"),
     }
 }
 

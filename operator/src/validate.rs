@@ -29,7 +29,7 @@ use kube::ResourceExt;
 use crate::{
     build::hash,
     decide::{RolloutState, StampedVersion},
-    limits::{RETRY_TOKEN_CHARS_MAX, UNKNOWN_FIELDS_TOLD},
+    limits::RETRY_TOKEN_CHARS_MAX,
 };
 
 pub use gantry_crds::{
@@ -412,11 +412,9 @@ impl Collector {
     /// Fields of CRDs of a later release.
     fn unknown_fields(&mut self, unknown: &[String]) {
         if !unknown.is_empty() {
-            let some = unknown.iter().take(UNKNOWN_FIELDS_TOLD).map(String::as_str).collect::<Vec<_>>().join(", ");
-            let rest = unknown.len().saturating_sub(UNKNOWN_FIELDS_TOLD);
-            let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
             let advice = format!(
-                "{some}{more}: the CRDs are of a later release than the operator; update that, or leave it out"
+                "{}: the CRDs are of a later release than the operator; update the operator, or leave these fields out",
+                unknown.join(", ")
             );
             self.0.push(Problem { kind: ProblemKind::NotSupported, field: "spec", advice });
         }

@@ -145,6 +145,8 @@ pub fn deployment(inputs: &Inputs, side: Side) -> Deployment {
         metadata,
         spec: Some(DeploymentSpec {
             replicas: Some(if is_active { inputs.spec.replicas } else { sides.other_replicas }),
+            // A change of its pods that had begun would take those away that the rollout may go back to.
+            paused: (!is_active && sides.other_replicas > 0 && sides.state(side).is_kept).then_some(true),
             revision_history_limit: Some(REPLICA_SETS_KEPT),
             selector: selector(selected),
             strategy: Some(strategy(&inputs.spec.pod, is_active && inputs.answers)),

@@ -720,8 +720,13 @@ fn each_side_has_its_pods_and_the_service_leads_to_the_one_that_answers() {
     let side = |service: &Service| service.spec.clone().unwrap().selector.unwrap()[SIDE_LABEL].clone();
     assert_eq!((side(&children.service).as_str(), side(&other.preview).as_str()), ("blue", "green"));
     assert_eq!(other.deployment.metadata.name.as_deref(), Some("chat-green"));
-    // After the switch it is the other way round, and the pods of a side that nobody needs any more go.
+    let paused = |deployment: &Deployment| deployment.spec.clone().unwrap().paused;
+    assert_eq!((paused(&children.deployment), paused(&other.deployment)), (None, None));
+    // After the switch it is the other way round. A change of the pods that one may go back to, begun before, takes none of them.
     preparing.active = Side::Green;
+    let children = build_with(&after, &new, &preparing);
+    assert_eq!((paused(&children.deployment), paused(&children.other.unwrap().deployment)), (None, Some(true)));
+    // The pods of a side that nobody needs any more go.
     preparing.other_replicas = 0;
     let children = build_with(&after, &new, &preparing);
     assert_eq!(side(&children.service), "green");

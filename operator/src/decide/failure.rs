@@ -55,8 +55,18 @@ impl Failure {
         let missing = world.missing_pod.filter(|_| pods < judges_wanted(world)).map(str::to_owned);
         let replacement = template::waits_for_replacement(world);
         let message = [Some(value.clone()), longest, waiting_for(world, now, true), missing, replacement];
+        let is_missing = message[3].is_some();
         let message = message.into_iter().flatten().collect::<Vec<_>>().join("; ");
-        Self { gate: GateName::Deadline, value: Some(value), message: with_action(GateName::Deadline, &message) }
+        let message = if is_missing {
+            // What kept them away is beside the spec, so that nothing tells when it is over.
+            limits::message(&format!(
+                "{message}; put that right and annotate the service with {RETRY_ANNOTATION}=<any new value>, or raise \
+                 spec.rollout.progressDeadline"
+            ))
+        } else {
+            with_action(GateName::Deadline, &message)
+        };
+        Self { gate: GateName::Deadline, value: Some(value), message }
     }
 
     /// Says of a verdict that only some pods reached how many did.

@@ -57,12 +57,9 @@ pub(super) fn turn(world: &World, now: &RolloutStatus, held: bool) -> Option<Tur
         let mut others = world.pods.iter().filter(|other| other.name != pod.name);
         pod.ready && !others.clone().any(|other| other.ready) && others.any(comes)
     };
-    // Who answers nobody, for what it has or because it has nothing, goes first: its turn costs nobody an answer.
-    let answers_nobody = |pod: &CountedPod| {
-        let is_quarantined = world.state.quarantined.iter().any(|name| name == pod.name);
-        is_quarantined || pod.report.is_some_and(|report| report.version.is_none())
-    };
-    let order = |pod: &&CountedPod| (!answers_nobody(pod), !pod.ready, pod.name.to_owned());
+    // Who gets no requests for what it answers with goes first: its turn costs nobody an answer.
+    let is_quarantined = |pod: &CountedPod| world.state.quarantined.iter().any(|name| name == pod.name);
+    let order = |pod: &&CountedPod| (!is_quarantined(pod), !pod.ready, pod.name.to_owned());
     let next = world.judges().filter(is_due).filter(|_| !held).min_by_key(order);
     let next = next.filter(|next| !leaves_none(next));
     let with_it = with_it.filter(|pod| has_begun(pod) || (is_open(pod) && !held));

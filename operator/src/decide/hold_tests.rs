@@ -169,16 +169,6 @@ fn who_gets_no_requests_for_what_it_answers_with_has_the_first_turn() {
 }
 
 #[test]
-fn who_answers_nothing_has_its_turn_before_those_who_do() {
-    let mut scene = Scene::holding();
-    scene.checks("a");
-    scene.checks("b");
-    scene.pod("b", |report| report.version = None);
-    scene.cut_off = vec!["b"];
-    assert_eq!((scene.step(), scene.turn()), (None, Some(("b", true))), "a goes on answering");
-}
-
-#[test]
 fn an_agent_that_does_not_know_it_gets_no_turn() {
     let mut scene = Scene::holding();
     scene.checks("a");

@@ -170,6 +170,15 @@ pub(super) fn waits_for_the_way_back(world: &World, state: &RolloutState, now: &
     answers && !can_flip_back(world, now, to) && world.now < now.deadline.0
 }
 
+/// What pods say that are to have the version before again, and lack it.
+pub(super) fn why_no_way_back(world: &World, to: &str) -> Option<String> {
+    let says = |pod: &CountedPod| {
+        let restored = pod.report?.candidate.as_ref().filter(|candidate| candidate.version == to)?;
+        Some(format!("pod {}: {}", pod.name, restored.message.as_deref()?))
+    };
+    world.sides.other_pods.iter().find_map(says)
+}
+
 /// Whether requests can go back to the other side: its pods answer with the version that was active before.
 pub(super) fn can_flip_back(world: &World, now: &RolloutStatus, to: &str) -> bool {
     let serves_it = |pod: &CountedPod| pod.ready && pod.report.is_some_and(|report| serves(report, to));

@@ -122,7 +122,7 @@ fn pods_that_do_not_come_are_waited_for_no_longer_than_the_deadline() {
     assert_eq!(scene.plan().wake_at, Some(scene.rollout().deadline.0), "and no event is needed to end it");
     scene.now += 900;
     let Some(Transition::Rejected { gate: GateName::Deadline, message, .. }) = scene.step() else { panic!() };
-    assert!(message.contains("pod green-a finds no node: no GPU; correct that"), "{message}");
+    assert!(message.contains("pod green-a finds no node: no GPU; put that right and annotate"), "{message}");
     assert_eq!((scene.state.active.as_ref(), scene.state.rollout.as_ref()), (Some(&name(1)), None));
 }
 
@@ -354,7 +354,17 @@ fn a_version_that_fails_is_taken_back_when_the_pods_to_go_back_to_are_there_agai
     scene.all(|report| report.breach = Some(breach.clone()));
     assert_eq!(scene.step(), None, "it answers meanwhile");
     let message = scene.rollout().message.clone().unwrap();
-    assert!(message.starts_with(&format!("waits for the pods of {}", name(1))), "{message}");
+    assert!(message.starts_with(&format!("waits for the pods of {} to take it back: ", name(1))), "{message}");
+    assert!(scene.rollout().wait_reason.is_some(), "conditions say so");
+    scene.pod("a", |report| {
+        report.version = None;
+        report.candidate =
+            Some(CandidateStatus { message: Some("its source is away".to_owned()), ..refused(&name(1)) });
+    });
+    scene.step();
+    let message = scene.rollout().message.clone().unwrap();
+    assert!(message.contains(&format!("{} (pod a: its source is away) to take it back", name(1))), "{message}");
+    scene.pod("a", |report| (report.version, report.candidate) = (Some(name(1)), None));
     scene.cut_off.clear();
     assert!(matches!(scene.step(), Some(Transition::RollingBack { .. })));
     assert_eq!(scene.state.active_side, Side::Blue);

@@ -17,8 +17,16 @@ use crate::{observe::Trouble, text::some_of};
 pub(super) fn trouble(inputs: &ServiceInputs, is_short: bool) -> Option<Trouble> {
     let own_words = || own_words(inputs).map(|message| Trouble { reason: Reason::WaitingForPods, message });
     let of_cluster = inputs.observed.trouble(inputs.state.active_side, is_short, inputs.now);
-    let of_pods = || failed(inputs).or_else(|| answers_otherwise(inputs)).map(|trouble| of_older_spec(inputs, trouble));
-    of_cluster.or_else(of_pods).or_else(|| if is_short { own_words() } else { None })
+    let missing = of_cluster.or_else(|| failed(inputs).map(|trouble| of_older_spec(inputs, trouble)));
+    let otherwise = answers_otherwise(inputs).map(|trouble| of_older_spec(inputs, trouble));
+    let both = match (missing, otherwise) {
+        // Whom requests reach that answers with something else is not to be overlooked for a pod that is not there.
+        (Some(missing), Some(otherwise)) if !missing.message.contains(&otherwise.message) => {
+            Some(Trouble { message: format!("{}; {}", missing.message, otherwise.message), ..missing })
+        }
+        (missing, otherwise) => missing.or(otherwise),
+    };
+    both.or_else(|| if is_short { own_words() } else { None })
 }
 
 /// What pods say that have failed, with the version that answers or at bringing it back, or that have been bringing it for long.
@@ -46,11 +54,11 @@ fn of_older_spec(inputs: &ServiceInputs, trouble: Trouble) -> Trouble {
     if is_older { Trouble { message: told(trouble.message), ..trouble } } else { trouble }
 }
 
-/// Why pods that answer with another version cannot have the one that is to answer. While they are told to switch that is the
-/// rollout's to tell.
+/// Why pods that answer with another version cannot have the one that is to answer. While they are told to switch to a new one that
+/// is the rollout's to tell.
 fn answers_otherwise(inputs: &ServiceInputs) -> Option<Trouble> {
     let step = inputs.state.rollout.as_ref().map(|rollout| rollout.step);
-    if matches!(step, Some(RolloutStep::Commit | RolloutStep::Rollback)) {
+    if step == Some(RolloutStep::Commit) {
         return None;
     }
     let answers =

@@ -276,6 +276,36 @@ async fn what_is_to_be_corrected_of_a_version_that_the_spec_names_no_more_is_tol
     assert!(told.contains(&way), "{told}");
 }
 
+/// Also beside a pod that is not there at all, and while a rollout goes back.
+#[tokio::test]
+async fn who_answers_with_another_version_and_cannot_have_the_active_one_is_told() {
+    let mut scene = Scene::serving().await;
+    let active = scene.service().status.unwrap().active_version.unwrap();
+    scene.api.edit(SERVICE, |service| {
+        let restores = json!({"version": active, "phase": "Fetching", "waitReason": "FetchBackOff",
+            "message": "its source is away"});
+        service["status"]["replicas"][1] = json!({"pod": "chat-b", "health": "Healthy", "version": "chat-bad",
+            "candidate": restores, "reportedAt": "2026-01-01T00:00:00Z"});
+    });
+    scene.step().await.unwrap();
+    let told = "pod chat-b answers with chat-bad: its source is away";
+    let pods_ready = scene.condition("PodsReady");
+    assert!(pods_ready.1 == "FetchBackOff" && pods_ready.2.contains(told), "{pods_ready:?}");
+    scene.pods.push(unschedulable("chat-c", "pod chat-c finds no node: no GPU"));
+    scene.step().await.unwrap();
+    let (_, reason, both) = scene.condition("PodsReady");
+    assert!(reason == "Unschedulable" && both.contains("pod chat-c finds no node") && both.contains(told), "{both}");
+    scene.pods.pop();
+    scene.api.edit(SERVICE, |service| {
+        service["status"]["previousVersion"] = json!("chat-bad");
+        service["status"]["rollout"] = json!({"version": active, "step": "Rollback", "attempt": 9, "plan": "",
+            "startedAt": "2026-01-01T00:00:00Z", "deadline": "2099-01-01T00:00:00Z"});
+    });
+    scene.step().await.unwrap();
+    let rolling_back = scene.condition("PodsReady");
+    assert!(rolling_back.1 == "FetchBackOff" && rolling_back.2.contains(told), "{rolling_back:?}");
+}
+
 /// A pod that finds its node is still on its way for a while.
 #[tokio::test]
 async fn that_a_trouble_is_over_is_told_once_all_pods_answer() {
