@@ -134,6 +134,7 @@ pub fn deployment(inputs: &Inputs, side: Side) -> Deployment {
     let (template, stored) = template(inputs, side);
     let mut metadata = metadata(inputs.owner, deployment_name(&name, side));
     let (sides, is_active) = (inputs.sides, side == inputs.sides.active);
+    let is_way_back = !is_active && sides.other_replicas > 0 && sides.state(side).is_kept;
     // One that was made before there were two goes on selecting all: its ReplicaSets tell theirs by the template.
     let selected =
         if sides.state(side).selects_side == Some(false) { pod_labels(&name) } else { side_labels(&name, side) };
@@ -146,10 +147,11 @@ pub fn deployment(inputs: &Inputs, side: Side) -> Deployment {
         spec: Some(DeploymentSpec {
             replicas: Some(if is_active { inputs.spec.replicas } else { sides.other_replicas }),
             // A change of its pods that had begun would take those away that the rollout may go back to.
-            paused: (!is_active && sides.other_replicas > 0 && sides.state(side).is_kept).then_some(true),
+            paused: is_way_back.then_some(true),
             revision_history_limit: Some(REPLICA_SETS_KEPT),
             selector: selector(selected),
-            strategy: Some(strategy(&inputs.spec.pod, is_active && inputs.answers)),
+            // Of one that is paused as many pods may stay as its change may have, so that this is what it was while it answered.
+            strategy: Some(strategy(&inputs.spec.pod, is_way_back || (is_active && inputs.answers))),
             template,
             ..DeploymentSpec::default()
         }),

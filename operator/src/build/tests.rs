@@ -725,7 +725,10 @@ fn each_side_has_its_pods_and_the_service_leads_to_the_one_that_answers() {
     // After the switch it is the other way round. A change of the pods that one may go back to, begun before, takes none of them.
     preparing.active = Side::Green;
     let children = build_with(&after, &new, &preparing);
-    assert_eq!((paused(&children.deployment), paused(&children.other.unwrap().deployment)), (None, Some(true)));
+    let way_back = children.other.unwrap().deployment;
+    assert_eq!((paused(&children.deployment), paused(&way_back)), (None, Some(true)));
+    let surge = |deployment: &Deployment| deployment.spec.clone().unwrap().strategy.unwrap().rolling_update.unwrap();
+    assert_eq!(surge(&way_back), surge(&children.deployment), "as many as while it answered");
     // The pods of a side that nobody needs any more go.
     preparing.other_replicas = 0;
     let children = build_with(&after, &new, &preparing);
