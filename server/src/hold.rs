@@ -32,7 +32,7 @@ struct State {
     next: u64,
     places: usize,
     timeout: Option<Duration>,
-    closed: bool,
+    closed: Option<LineClosed>,
 }
 
 /// Who stands at a place.
@@ -101,9 +101,14 @@ pub struct Full {
     pub places: usize,
 }
 
-/// The server ends.
+/// Why nobody waits any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LineClosed;
+pub enum LineClosed {
+    /// The server was told to end.
+    ServerEnds,
+    /// The first model could not be loaded, and the server ends.
+    NoModel,
+}
 
 /// A place in the line, left when it is dropped.
 pub struct Ticket {
@@ -133,18 +138,18 @@ impl Hold {
     }
 
     /// The first version is loaded from now on.
-    pub(crate) fn begin_first(&self, spec: &VersionSpec) {
+    pub(crate) fn begin_first(&self, spec: &VersionSpec, now: Instant) {
         let scheduling = &spec.runtime.scheduling;
         let mut state = self.state();
         state.places = scheduling.capacity(spec.runtime.parallel);
         state.timeout = scheduling.queue_timeout_ms.map(Duration::from_millis);
         let mut clock = LoadClock::default();
-        clock.begin(Instant::now());
+        clock.begin(now);
         state.switch = Some(Switch { to: spec.name.clone(), is_first: true, clock, usual: None });
     }
 
     /// This version is loaded while requests wait, and so much of it is read, from 0 to 1, where it is known.
-    pub fn loads(&self, version: &str, share: Option<f32>, now: Instant) {
+    pub(crate) fn loads(&self, version: &str, share: Option<f32>, now: Instant) {
         let mut state = self.state();
         let Some(switch) = &mut state.switch else { return };
         if switch.to != version {
@@ -157,10 +162,17 @@ impl Hold {
         }
     }
 
-    /// The server ends, and nobody waits any more.
-    pub fn close(&self) {
+    /// So much of the first version is read, from 0 to 1.
+    pub fn read_first(&self, share: f32) {
+        if let Some(first) = self.state().switch.as_mut().filter(|switch| switch.is_first) {
+            first.clock.read(share);
+        }
+    }
+
+    /// Nobody waits any more, for the reason that is given first.
+    pub fn close(&self, why: LineClosed) {
         let mut state = self.state();
-        state.closed = true;
+        state.closed.get_or_insert(why);
         state.line.values().for_each(|waiting| waiting.woken.notify_one());
     }
 
@@ -189,6 +201,18 @@ impl Hold {
     #[must_use]
     pub fn first_share(&self) -> Option<f32> {
         self.state().switch.as_ref().filter(|switch| switch.is_first).map(|switch| switch.clock.share())
+    }
+
+    /// Whether no version has answered yet, and the first one is loaded.
+    #[must_use]
+    pub fn is_first(&self) -> bool {
+        self.first_share().is_some()
+    }
+
+    /// How many may wait.
+    #[must_use]
+    pub fn places(&self) -> usize {
+        self.state().places
     }
 
     /// How many wait.
@@ -292,13 +316,13 @@ impl Ticket {
     /// Waits until it is first in line and a version answers.
     ///
     /// # Errors
-    /// The server ends.
+    /// None comes any more.
     pub async fn turn(&self) -> Result<(), LineClosed> {
         loop {
             {
                 let mut state = self.hold.state();
-                if state.closed {
-                    return Err(LineClosed);
+                if let Some(why) = state.closed {
+                    return Err(why);
                 }
                 let now = Instant::now();
                 // Whoever looks again takes it.
@@ -351,6 +375,13 @@ mod tests {
         let hold = Arc::new(Hold::default());
         hold.begin_after(Some(Duration::from_secs(20)), places, None);
         hold
+    }
+
+    fn spec(parallel: u32, max_queue: usize) -> VersionSpec {
+        let mut runtime = crate::version::RuntimeSettings { parallel, ..Default::default() };
+        runtime.scheduling.max_queue = max_queue;
+        let text = String::new;
+        VersionSpec { name: "v1".to_owned(), digest: text(), model_path: "m.gguf".into(), served_name: text(), runtime }
     }
 
     fn peer(host: u8) -> Peer {
@@ -416,6 +447,32 @@ mod tests {
         assert!(all.is_err(), "three answers are more than its part");
         let _other: Vec<_> = (0..2).map(|_| enter(2, false).unwrap()).collect();
         assert!(enter(2, false).is_err(), "it has its part");
+    }
+
+    #[tokio::test]
+    async fn the_first_load_is_waited_for_by_how_far_it_is_and_until_it_fails() {
+        let (hold, now) = (Arc::new(Hold::default()), Instant::now());
+        hold.begin_first(&spec(2, 3), now.checked_sub(Duration::from_secs(30)).unwrap());
+        hold.read_first(0.5);
+        assert!(hold.is_first() && hold.is_switching());
+        assert_eq!((hold.first_share(), hold.places()), (Some(0.5), 5));
+        // As long again as it has taken, in whole seconds.
+        assert!((30..=32).contains(&hold.retry_after().as_secs()), "{:?}", hold.retry_after());
+        let ticket = hold.enter(peer(1), Priority::Normal, now, 5, false).unwrap();
+        assert_eq!(hold.enter(peer(1), Priority::Normal, now, 1, false).err(), Some(Full { waiting: 5, places: 5 }));
+        let News { waits, position, left } = ticket.news();
+        assert_eq!((waits, position), (Waits::Loading, 1));
+        assert!((30..=31).contains(&left.unwrap().as_secs()), "{left:?}");
+        hold.close(LineClosed::NoModel);
+        hold.close(LineClosed::ServerEnds);
+        assert_eq!(ticket.turn().await, Err(LineClosed::NoModel));
+        drop(ticket);
+        hold.end();
+        assert!(!hold.is_first() && !hold.is_held());
+        // One that is loaded later is not the first, whatever is told of its load.
+        hold.begin_after(None, 4, None);
+        hold.read_first(0.5);
+        assert_eq!((hold.first_share(), hold.waits()), (None, Waits::ForModel));
     }
 
     #[tokio::test]

@@ -5,7 +5,7 @@ use std::num::NonZero;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use gantry_crds::pod::MODEL_VOLUMES_DIR;
@@ -22,6 +22,7 @@ use gantry_server::front::FrontLimits;
 use gantry_server::gates::limits::HEADROOM_RATIO;
 use gantry_server::gates::report::quantity;
 use gantry_server::gates::{context, file, memory, settings};
+use gantry_server::hold::LineClosed;
 use gantry_server::keys::ApiKeys;
 use gantry_server::limits::AGENT_STOP_LIMIT;
 use gantry_server::output::Output;
@@ -253,23 +254,31 @@ async fn serve_file(mut settings: ServeSettings) -> anyhow::Result<ExitCode> {
             let stop = stop.drop_guard();
             let (progress, share) = watch::channel(0.0);
             let bar = tokio::spawn(console::show_loading(spec.served_name.clone(), progress.subscribe()));
-            let told = tokio::spawn(tell_waiting(Arc::clone(&router), spec.name.clone(), share));
+            let told = tokio::spawn(tell_waiting(Arc::clone(&router), share));
             let loaded = Version::load(spec, &workers, progress).await;
             bar.abort();
             told.abort();
             console::shown();
-            // Nobody waits for a model that does not come.
-            let version = loaded.inspect_err(|_| router.held().close())?;
+            let version = loaded?;
             router.set(Routing { active: Some(Arc::clone(&version)), ..Routing::default() });
             tell_ready(&url, &version);
             stop.disarm();
             anyhow::Ok(())
         }
     });
+    // However the load ends without a model: nobody waits for one then.
+    let given_up = tokio::spawn({
+        let (router, stop) = (Arc::clone(&router), stop.clone());
+        async move {
+            stop.cancelled().await;
+            router.held().close(LineClosed::NoModel);
+        }
+    });
     let ended = serve::run(ports, app, stop, settings.http.drain_timeout).await?;
+    given_up.abort();
     let active = router.active();
     router.set(Routing::default());
-    router.held().close();
+    router.held().close(LineClosed::ServerEnds);
     match active {
         Some(version) => version.retire(Duration::ZERO).await,
         None => {
@@ -285,11 +294,10 @@ async fn serve_file(mut settings: ServeSettings) -> anyhow::Result<ExitCode> {
     Ok(exit_code(&ended))
 }
 
-/// Tells those who wait for the first model how far its load is, for ever.
-async fn tell_waiting(router: Arc<Router>, version: String, mut share: watch::Receiver<f32>) {
+/// Tells those who wait for the first model how far its load is, until that is over.
+async fn tell_waiting(router: Arc<Router>, mut share: watch::Receiver<f32>) {
     while share.changed().await.is_ok() {
-        let share = *share.borrow_and_update();
-        router.held().loads(&version, Some(share), Instant::now());
+        router.held().read_first(*share.borrow_and_update());
     }
 }
 
@@ -365,7 +373,7 @@ async fn serve_service(args: PodArgs, http: HttpSettings) -> anyhow::Result<Exit
     }
     let Routing { active, canary, previous } = router.routing();
     router.set(Routing::default());
-    router.held().close();
+    router.held().close(LineClosed::ServerEnds);
     let loaded = active.into_iter().chain(canary.map(|(candidate, _)| candidate)).chain(previous);
     let retiring = loaded.map(|version| version.retire(Duration::ZERO));
     futures::future::join_all(retiring).await;

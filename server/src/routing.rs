@@ -4,8 +4,9 @@
 //! mixes two models. While a candidate answers a share of the requests, it is the conversation that says whose a request is. The pointer is written only by whoever changes models: the agent in a pod, [`crate::serve`]
 //! elsewhere. Absent: loading, validating and retiring; a router holds versions, it does not make or end them.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use gantry_crds::status::ModelState;
@@ -36,6 +37,7 @@ pub struct Router {
     is_ending: AtomicBool,
     state: watch::Sender<Option<ModelState>>,
     hold: Arc<Hold>,
+    first: OnceLock<VersionSpec>,
 }
 
 impl Router {
@@ -51,6 +53,7 @@ impl Router {
             is_ending: AtomicBool::new(false),
             state: watch::Sender::new(None),
             hold: Arc::default(),
+            first: OnceLock::new(),
         })
     }
 
@@ -83,7 +86,14 @@ impl Router {
 
     /// Has requests wait for the first version, which is loaded from now on.
     pub fn hold_for_first(&self, spec: &VersionSpec) {
-        self.hold.begin_first(spec);
+        self.first.get_or_init(|| spec.clone());
+        self.hold.begin_first(spec, Instant::now());
+    }
+
+    /// What the first version will be, while it is loaded.
+    #[must_use]
+    pub fn first(&self) -> Option<&VersionSpec> {
+        self.first.get().filter(|_| self.hold.is_first())
     }
 
     /// Where requests wait.

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use gantry_engine::{ModelInfo, PooledConfig, Pooling};
+use gantry_engine::{ModelInfo, PooledConfig};
 use gantry_gguf::{Check, Code, Finding, Findings, Header, Report, Verdict, human_bytes};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -24,7 +24,7 @@ use crate::fetch::CachedModel;
 use crate::gates::file::FileError;
 use crate::gates::limits::{HEADROOM_RATIO, MIN_POOL_TOKENS, TRIAL_LOAD_LIMIT, WEIGHTS_LIMIT};
 use crate::gates::memory::PodMemory;
-use crate::gates::{context, memory, settings::names_pooling};
+use crate::gates::{context, memory, settings::check_pooling};
 use crate::version::{EngineTuning, RuntimeSettings, Version, VersionSpec, WorkerConfig};
 use crate::{console, pull, telemetry};
 
@@ -118,7 +118,7 @@ struct Outcome {
 impl Outcome {
     /// Looks at the weights and has a worker load the model.
     fn look_further(&mut self, args: &ValidateArgs, header: &Header) -> anyhow::Result<()> {
-        let pooled = PooledConfig { batch_tokens: args.ubatch_size, ..PooledConfig::default() };
+        let pooled = PooledConfig { pooling: args.pooling, batch_tokens: args.ubatch_size, ..PooledConfig::default() };
         let mut runtime = RuntimeSettings {
             ctx_size: args.ctx_size,
             parallel: args.parallel,
@@ -133,10 +133,9 @@ impl Outcome {
         if let Some(memory) = memory {
             report = report.with_check(in_memory(memory, memory::predict(header.summary(), None, &runtime, false)));
         }
-        if header.summary().encoder && !names_pooling(header) {
-            let what = "the file does not name how its texts become vectors: `serve` and a pod have to be told (--pooling, \
-                        spec.runtime.embeddings.pooling)";
-            report = report.with_check(Check::new(Verdict::Noted, "pooling", what));
+        if let Err(unfit) = check_pooling(runtime.pooled.as_ref(), header) {
+            let finding = Finding::new(Code::Pooling, "pooling", unfit.to_string(), "one that is named");
+            report = report.with_check(self.kept(Check::of(&finding)));
         }
         for check in weights(args, header) {
             report = report.with_check(self.kept(check));
@@ -212,7 +211,7 @@ fn trial(args: &ValidateArgs, header: &Header, served: &RuntimeSettings) -> anyh
     if args.header_only || args.no_load {
         return left_out(if args.no_load { "--no-load" } else { "--header-only" });
     }
-    let runtime = trial_settings(header, served);
+    let runtime = trial_settings(served);
     let takes = |runtime: &RuntimeSettings| memory::predict(header.summary(), None, runtime, false);
     let free_bytes = memory::read().map_or(u64::MAX, |memory| memory.available_bytes);
     let ctx_size = MIN_POOL_TOKENS.min(header.summary().context_length);
@@ -242,13 +241,11 @@ fn trial(args: &ValidateArgs, header: &Header, served: &RuntimeSettings) -> anyh
 }
 
 /// As `serve` would run it, in one worker on the CPU that keeps nothing.
-fn trial_settings(header: &Header, served: &RuntimeSettings) -> RuntimeSettings {
-    let pooling = if names_pooling(header) { None } else { Some(Pooling::Mean) };
+fn trial_settings(served: &RuntimeSettings) -> RuntimeSettings {
     RuntimeSettings {
         gpu_layers: Some(0),
         workers: Some(1),
         engine: EngineTuning { cache_ram_bytes: Some(0), lazy_cells: true, ..served.engine.clone() },
-        pooled: served.pooled.map(|pooled| PooledConfig { pooling, ..pooled }),
         ..served.clone()
     }
 }

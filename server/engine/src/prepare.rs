@@ -611,8 +611,9 @@ fn check_logprobs(param: &str, tokens: usize, params: &GenerationParams) -> Resu
 
 fn check_shown_bytes(param: &str, bytes: usize) -> Result<(), RequestError> {
     if bytes > MAX_SHOWN_TEXT_BYTES {
-        let message =
-            format!("are a text of more than the {MAX_SHOWN_TEXT_BYTES} bytes that are told of a prompt; ask for less");
+        let message = format!(
+            "the text has more than {MAX_SHOWN_TEXT_BYTES} bytes, the most that is told at once; ask for less of it"
+        );
         return Err(RequestError::invalid(param, "prompt_too_large", message));
     }
     Ok(())

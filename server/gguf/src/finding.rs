@@ -166,7 +166,9 @@ codes! {
     NotFinite = "not-finite", Error, "A weight or a scale is NaN or infinite.", "Download the file again, or convert or quantise the model again.";
     ZeroWeights = "zero-weights", Error, "A tensor that all text goes through, or many of them, are zero.", "The file is not whole: download it again, or convert the model again.";
     ZeroMatrix = "zero-matrix", Warning, "A few matrices are zero, which a model may have been made with.", "Nothing need be done where the model was made so; else download it again.";
-    RepeatedBlocks = "repeated-blocks", Warning, "A tensor has blocks that stand in the file twice, as after a broken download.", "Compare the file's digest with its source.";
+    RepeatedBlocks = "repeated-blocks", Warning, "A tensor has blocks that stand in the file twice, or are zero, as after a broken download.", "Compare the file's digest with its source.";
+    // What is asked of it.
+    Pooling = "pooling", Error, "Neither the file nor a flag says how texts become vectors, or the file is to rank and is no reranker.", "Say it with --pooling (of a service spec.runtime.embeddings.pooling), or leave --reranking out.";
     // What a worker said of it.
     TrialLoad = "trial-load", Error, "A worker could not load the model, render its chat template or compute with it.", "Check the file, and that this release knows its architecture.";
 }

@@ -37,6 +37,8 @@ pub(crate) struct Hyperparameters {
     pub(crate) vocabulary: u64,
     /// Elements of 4 bytes that each sequence holds per layer in place of, or beside, a KV cache.
     pub(crate) recurrent_elements: u64,
+    /// Whether it says that it scores texts, for which it needs a head.
+    pub(crate) ranks: bool,
 }
 
 /// A reader of keys below one architecture's name.
@@ -199,6 +201,10 @@ pub(crate) fn read_hyperparameters(
         sliding_window: sliding_window(metadata, architecture),
         vocabulary: vocabulary?,
         recurrent_elements: recurrent?,
+        ranks: matches!(
+            metadata.get(&keys.full("pooling_type")),
+            Some(Value::Integer { value, .. }) if *value == i64::from(CLASSIFIER_POOLING)
+        ),
     })
 }
 
@@ -522,11 +528,12 @@ fn check_tokens(keys: &Keys<'_>, tokens: u64, log: &mut Log) {
     }
 }
 
+/// llama.cpp's number of the last kind of pooling: none, mean, the first token's, the last one's, a classifier's.
+const CLASSIFIER_POOLING: u32 = 4;
+
 /// How the vectors of a text's tokens become one: llama.cpp takes any number, and aborts on one that it does not know when it
 /// first makes a vector; of a classifier it takes others for the first token's, in silence.
 fn check_pooling(keys: &Keys<'_>, log: &mut Log) {
-    /// llama.cpp's number of the last kind: none, mean, the first token's, the last one's, a classifier's.
-    const LAST_KIND: u32 = 4;
     /// llama.cpp writes this where none is named, and reads it so.
     const UNSPECIFIED: u32 = u32::MAX;
     for key in ["pooling_type", "classifier.pooling_type"].map(|key| keys.full(key)) {
@@ -535,7 +542,7 @@ fn check_pooling(keys: &Keys<'_>, log: &mut Log) {
             Some(Entry { value: Value::Integer { kind: ValueType::U32, value }, .. })
                 if *value == i64::from(UNSPECIFIED) => {}
             Some(Entry { offset, value: Value::Integer { kind: ValueType::U32, value } }) => {
-                _ = log.take(in_range(&key, *offset, *value, 0, LAST_KIND));
+                _ = log.take(in_range(&key, *offset, *value, 0, CLASSIFIER_POOLING));
             }
             Some(Entry { offset, value }) => {
                 log.defect(*offset, Defect::WrongKeyType { key, found: value.type_name(), expected: "u32" });

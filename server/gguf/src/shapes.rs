@@ -53,6 +53,10 @@ pub(crate) fn check_tensors(
         check.plain_decoder();
     }
     check.needs();
+    // Without either llama.cpp takes a number of the text's vector for its score.
+    if model.ranks && tensors.get("cls.weight").is_none() {
+        check.required("cls.output.weight", &[embedding, None]);
+    }
     if is_plain { ShapeCoverage::Full } else { ShapeCoverage::Outline }
 }
 

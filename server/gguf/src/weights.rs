@@ -274,13 +274,16 @@ fn look_at(
 /// Blocks of weights that stand in the file twice, as after a download that wrote a piece to two places.
 ///
 /// They are of [`REPEAT_BLOCK_BYTES`] and begin at a multiple of that in the file, as the pieces of a download do; each is
-/// compared with all before it. Blocks in which one number or one row repeats do not count: models have such.
+/// compared with all before it. Blocks in which one number or one row repeats do not count: models have such. Those that are zero are
+/// counted by themselves, as of a download that ended early in a file of the whole length.
 #[derive(Default)]
 struct Repeats {
     /// Hashes of blocks, and the first tensor that has each.
     seen: HashMap<u64, usize>,
     /// How many blocks of the second tensor stand in the first.
     again: BTreeMap<(usize, usize), u64>,
+    /// How many blocks of a tensor are zero.
+    zero: BTreeMap<usize, u64>,
     tensor: usize,
     /// Bytes after which what the tensor holds may rightly be the same: of a block, and of a row.
     periods: [usize; 2],
@@ -319,6 +322,10 @@ impl Repeats {
     }
 
     fn block(&mut self, block: &[u8]) {
+        if block.iter().all(|&byte| byte == 0) {
+            *self.zero.entry(self.tensor).or_default() += 1;
+            return;
+        }
         let repeats = |&period: &usize| period > 0 && block.get(period..).is_none_or(|rest| block.starts_with(rest));
         if self.periods.iter().any(repeats) {
             return;
@@ -334,6 +341,20 @@ impl Repeats {
 
     /// A tensor that is a copy of another was meant to be one: an output of the embedding, experts of one.
     fn judge(&self, tensors: &[Tensor], report: &mut WeightsReport) {
+        for (&number, &count) in self.zero.iter().take(MAX_FINDINGS) {
+            let Some(tensor) = tensors.get(number) else { continue };
+            // One that is zero as a whole was told of, and tokens that nobody trained, and experts that are none, have rows of zeros.
+            let is_whole = count.saturating_add(2).saturating_mul(REPEAT_BLOCK_BYTES as u64) >= tensor.bytes;
+            if is_whole || !tensor.name.starts_with("blk.") || tensor.shape.get(2).is_some_and(|&experts| experts > 1) {
+                continue;
+            }
+            let found = format!("{count} blocks of {} that are zero", human_bytes(REPEAT_BLOCK_BYTES as u64));
+            let name = printable(&tensor.name);
+            let message =
+                format!("tensor \"{name}\" has {found}; the file may not be whole: compare it with its source");
+            let finding = Finding::new(Code::RepeatedBlocks, "weights", found, "weights of its own");
+            report.notes.push(finding.about(name).saying(message));
+        }
         for (&(first, again), &count) in self.again.iter().take(MAX_FINDINGS) {
             let (Some(one), Some(other)) = (tensors.get(first), tensors.get(again)) else { continue };
             let whole = count.saturating_add(2).saturating_mul(REPEAT_BLOCK_BYTES as u64) >= other.bytes;

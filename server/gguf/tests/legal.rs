@@ -281,6 +281,12 @@ fn every_pooling_of_llama_cpp_and_none_are_taken() {
         let mut file = Gguf::encoder("bert");
         file.number("bert.pooling_type", pooling);
         file.number("bert.classifier.pooling_type", pooling);
+        if pooling == 4 {
+            let (bytes, file_bytes) = file.header();
+            let refused = read_header_prefix(&bytes, file_bytes).unwrap_err().to_string();
+            assert!(refused.contains("\"cls.output.weight\" is missing"), "{refused}");
+            file.tensor("cls.output.weight", &[64, 1], F32);
+        }
         assert_eq!(notes_of(&file), [], "{pooling}");
     }
 }

@@ -256,6 +256,19 @@ fn a_piece_that_was_written_to_two_places_is_noted() {
 }
 
 #[test]
+fn a_piece_that_was_never_written_is_noted() {
+    const PIECE: usize = 128 * 1024;
+    let (report, _) = all("demo-v2.f16.gguf", |bytes, data_of| {
+        let hole = data_of("blk.3.ffn_gate.weight").start.next_multiple_of(PIECE);
+        bytes[hole..hole + PIECE].fill(0);
+    });
+    assert_eq!(report.defect, None);
+    let [note] = &report.notes[..] else { panic!("{:?}", report.notes) };
+    assert_eq!((note.code, note.subject.as_deref()), (Code::RepeatedBlocks, Some("blk.3.ffn_gate.weight")));
+    assert!(note.message.contains("2 blocks of 64.0 KiB that are zero"), "{}", note.message);
+}
+
+#[test]
 fn weights_that_are_shifted_are_not_finite() {
     for (name, tensor) in [
         ("demo-v2.q8_0.gguf", "blk.1.ffn_up.weight"),

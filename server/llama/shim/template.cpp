@@ -28,31 +28,35 @@ constexpr uint64_t LOOKS_CPU_MS = 400;
                              std::to_string(column) + " \nError: " + what);
 }
 
-// The memory that was not enough for all of `most` is not enough for this many, and is for one less; 0: that cannot be told. `first`
-// gives so many of them, and `make` made something of all.
+// The memory that was not enough for all of `most` is not enough for this many, and is for one less, where there is time to find those;
+// 0: that cannot be told. `first` gives so many of them, and `make` made something of all.
 template <typename First, typename Make>
 size_t fewest_too_many(size_t most, int64_t bytes, First first, Make make) {
     // The guard outside is broken by now.
     guard  beside(LOOKS_CPU_MS, INT64_MAX);
     size_t fine = 0, refused = most;
-    while (refused - fine > 1) {
-        const size_t half = fine + (refused - fine) / 2;
-        const auto   part = first(half);
-        guard        look(LOOKS_CPU_MS, static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
-        try {
-            make(part);
-        } catch (const std::bad_alloc &) {
-            // Refused by the guard, or by the system, of which the guard knows nothing.
-            if (look.broken() == limit::none) {
-                return 0;
+    try {
+        while (refused - fine > 1) {
+            const size_t half = fine + (refused - fine) / 2;
+            const auto   part = first(half);
+            guard        look(LOOKS_CPU_MS, static_cast<uint64_t>(std::max<int64_t>(bytes, 0)));
+            try {
+                make(part);
+            } catch (const std::bad_alloc &) {
+                // Refused by the guard, or by the system, of which the guard knows nothing.
+                if (look.broken() == limit::none) {
+                    return 0;
+                }
+            } catch (const std::exception &) {
+                // A part of a template is none.
             }
-        } catch (const std::exception &) {
-            // A part of a template is none.
+            if (look.broken() == limit::time) {
+                break;
+            }
+            (look.broken() == limit::none ? fine : refused) = half;
         }
-        if (look.broken() == limit::time) {
-            return 0;
-        }
-        (look.broken() == limit::none ? fine : refused) = half;
+    } catch (const limit_exceeded &) {
+        // The time for all looks is over.
     }
     return refused;
 }

@@ -14,7 +14,7 @@ use super::budget::Short;
 use crate::hold::Full;
 use crate::limits::{MAX_BACKGROUND_RESPONSES, RETRY_AFTER_MIN_SECONDS, WHOLE_ANSWER_BYTES};
 use crate::output::TooMuch;
-use crate::version::{GenerationError, SubmitError};
+use crate::version::{GenerationError, SubmitError, Version};
 use crate::vital::reason;
 
 /// Of the name of a response that is not there, what its error repeats.
@@ -231,6 +231,18 @@ pub(super) fn unanswered(error: GenerationError, prompt_param: &'static str, ret
 }
 
 /// A request that was taken and not answered.
+/// The same of a request that a version had. One that waited for as long as it may, since no worker of the version is there, is told when
+/// one will be.
+pub(super) fn unanswered_by(version: &Version, error: GenerationError, prompt_param: &'static str) -> Failure {
+    match error {
+        GenerationError::Request(RequestError::DeadlineExceeded { waited_ms, limit_ms }) if !version.is_up() => {
+            let [waited, limit] = [waited_ms, limit_ms].map(Duration::from_millis);
+            Failure::held_too_long(waited, limit, version.retry_after())
+        }
+        error => unanswered(error, prompt_param, version.retry_after()),
+    }
+}
+
 pub(super) fn of_generation(error: GenerationError, prompt_param: &'static str) -> ApiError {
     let message = error.to_string();
     match error {

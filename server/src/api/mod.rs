@@ -36,12 +36,14 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
+use gantry_core::ApiError;
 use gantry_rollout::Conversation;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::front::FrontLimits;
+use crate::hold::LineClosed;
 use crate::keys::{ApiKeys, KeySources};
 use crate::limits::MAX_BODY_JSON_BYTES;
 use crate::metrics::{METRICS_CONTENT_TYPE, Metrics};
@@ -151,6 +153,11 @@ impl App {
         Ok(version)
     }
 
+    /// Refuses a request for another model than the one that is loaded, before it waits for that.
+    fn check_first(&self, model: Option<&str>) -> Result<(), ApiError> {
+        self.router.first().map_or(Ok(()), |first| self.names.check(model, first))
+    }
+
     /// Whether it is the active version, and no candidate.
     fn is_active(&self, version: &Arc<Version>) -> bool {
         self.router.active().is_some_and(|active| Arc::ptr_eq(&active, version))
@@ -170,6 +177,10 @@ impl App {
     /// served.
     pub fn start_draining(&self) {
         self.router.end();
+        // Those who wait for a model that nobody has seen answer can be answered elsewhere sooner.
+        if self.router.held().is_first() {
+            self.router.held().close(LineClosed::ServerEnds);
+        }
         self.output.hurry();
     }
 

@@ -79,8 +79,8 @@ async fn check(app: &App) -> Result<(), Unready> {
     }
     let hold = app.router.held();
     let Some(version) = app.router.active() else {
-        // Requests are to come and wait, where no other pod answers them, and one has answered before.
-        if hold.is_switching() && hold.first_share().is_none() && !app.router.is_stalled() && !app.router.yields() {
+        // Requests are to come and wait, where no other pod answers them; before the first version they may wait, and are not to come.
+        if hold.is_switching() && !hold.is_first() && !app.router.is_stalled() && !app.router.yields() {
             return Ok(());
         }
         return Err(Unready { reason: app.why_no_version(), retry_after: Some(app.version_after()) });

@@ -94,7 +94,7 @@ fn snapshot(versions: &[VersionStats], held: usize, recent: RecentFigures, free_
     MetricsSnapshot {
         requests_total: recent.ended,
         requests_active: queued + running + held,
-        tokens_per_second: versions.iter().map(|version| version.tokens_per_second).sum(),
+        tokens_per_second: versions.iter().map(|version| version.tokens_per_second).fold(0.0, |sum, rate| sum + rate),
         avg_ttft_ms: recent.first_token_ms,
         avg_latency_ms: recent.whole_ms,
         p99_latency_ms: recent.whole_p99_ms,

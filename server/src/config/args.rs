@@ -481,9 +481,17 @@ pub struct ValidateArgs {
     /// The model is to embed texts, too
     #[arg(long, visible_alias = "embedding")]
     pub embeddings: bool,
+    /// How texts become vectors, where the file does not name it: mean, cls, last or rank
+    #[arg(long, value_name = "KIND", value_parser = pooling)]
+    pub pooling: Option<gantry_engine::Pooling>,
     /// Tokens of texts that are embedded together
     #[arg(long, default_value_t = gantry_engine::DEFAULT_POOLED_TOKENS, value_name = "TOKENS")]
     pub ubatch_size: u32,
+}
+
+fn pooling(text: &str) -> Result<gantry_engine::Pooling, String> {
+    let found = gantry_engine::Pooling::ALL.into_iter().find(|pooling| pooling.as_str() == text);
+    found.ok_or_else(|| "use mean, cls, last or rank".to_owned())
 }
 
 /// In what form `check` reports.
@@ -545,6 +553,9 @@ pub struct CheckArgs {
     /// The models are to embed texts, too, as with spec.runtime.embeddings
     #[arg(long, visible_alias = "embedding")]
     pub embeddings: bool,
+    /// How texts become vectors, where the files do not name it, as spec.runtime.embeddings.pooling: mean, cls, last or rank
+    #[arg(long, value_name = "KIND", value_parser = pooling, requires = "embeddings")]
+    pub pooling: Option<gantry_engine::Pooling>,
     /// A file with a chat template in the place of the one in the models' files, as spec.runtime.chatTemplate
     #[arg(long, value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,

@@ -8,11 +8,11 @@
 use std::path::{Path, PathBuf};
 
 use gantry_crds::inference_service::{
-    CacheType as SpecCacheType, EmbeddingsSpec, GatesSpec, RuntimeSpec, default_min_pass,
+    CacheType as SpecCacheType, EmbeddingsSpec, GatesSpec, PoolingKind, RuntimeSpec, default_min_pass,
 };
 use gantry_crds::runtime::{MAX_CONTEXT_SIZE, MAX_PARALLEL, MIN_CONTEXT_SIZE};
 use gantry_crds::scalars::AutoOr;
-use gantry_engine::CacheType;
+use gantry_engine::{CacheType, Pooling};
 use granit_parser::{Event, Parser};
 use serde::de::DeserializeOwned;
 
@@ -89,6 +89,18 @@ impl CheckArgs {
             None => parsed(DEFAULT_GATES).map(|(gates, _)| gates).unwrap_or_default(),
         };
         let prompts = self.golden_prompts(&mut check, &gates);
+        if let (Some(file), None) = (&self.gates, &reference) {
+            let compares = [("drift", gates.drift.is_some()), ("performance", gates.performance.is_some())];
+            let asked: Vec<_> = compares.iter().filter(|(_, is_asked)| *is_asked).map(|(gate, _)| *gate).collect();
+            if !asked.is_empty() {
+                check.problem(format!(
+                    "--reference must name the model that answers now: {} asks for {}, which compare the candidate with it; for \
+                     a first model leave them out of the file",
+                    shown_path(file),
+                    asked.join(" and ")
+                ));
+            }
+        }
         let memory_limit =
             check.automatic("memory-limit", &self.memory_limit, MIN_MEMORY_LIMIT_MIB, MAX_MEMORY_LIMIT_MIB);
         let runtime = self.runtime(&mut check);
@@ -117,7 +129,15 @@ impl CheckArgs {
             },
             gpu_layers: automatic(check.gpu_layers("n-gpu-layers", &self.n_gpu_layers)),
             chat_template: template::chat_template(check, None, self.chat_template_file.as_deref()),
-            embeddings: self.embeddings.then(EmbeddingsSpec::default),
+            embeddings: self.embeddings.then(|| EmbeddingsSpec {
+                pooling: self.pooling.map(|pooling| match pooling {
+                    Pooling::Mean => PoolingKind::Mean,
+                    Pooling::Cls => PoolingKind::Cls,
+                    Pooling::Last => PoolingKind::Last,
+                    Pooling::Rank => PoolingKind::Rank,
+                }),
+                ..EmbeddingsSpec::default()
+            }),
             ..RuntimeSpec::default()
         };
         // As the API server has it.

@@ -422,7 +422,7 @@ impl Version {
     ///
     /// # Errors
     /// As [`Version::submit`], or the model is not served for such work.
-    pub async fn pool(&self, client: Peer, mut request: PoolRequest) -> Result<Pooled, SubmitError> {
+    pub async fn pool(&self, client: Peer, mut request: PoolRequest, has_place: bool) -> Result<Pooled, SubmitError> {
         let pooling = self.shared.model.borrow().as_ref().map(|model| model.pooled.map(|pooled| pooled.pooling));
         // A version that has not said what it is says that it is not ready.
         if let Some(pooling) = pooling {
@@ -431,7 +431,7 @@ impl Version {
         request.timeout_ms = request.timeout_ms.or(self.shared.queue_timeout_ms());
         let digest = self.shared.desk.digests.of_texts(&request);
         self.check_standing(digest)?;
-        let ask = Ask { client, priority: request.priority, has_place: false };
+        let ask = Ask { client, priority: request.priority, has_place };
         let place = self.admit(ask, &[request.fair_tokens()], request.timeout_ms)?.pop().ok_or(SubmitError::Retired)?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (reply, receiver) = oneshot::channel();

@@ -96,7 +96,10 @@ impl VersionStats {
             max_queue: shared.scheduling.load().max_queue,
             accepting: shared.admission.is_accepting(),
             degradation: workers.iter().map(|worker| worker.engine.degradation).max().unwrap_or_default(),
-            tokens_per_second: workers.iter().map(|worker| worker.engine.tokens_per_second).sum(),
+            tokens_per_second: workers
+                .iter()
+                .map(|worker| worker.engine.tokens_per_second)
+                .fold(0.0, |sum, rate| sum + rate),
             worker_rss_bytes: resident_bytes(&beats),
             kv_used_cells: workers.iter().map(|worker| worker.engine.kv_used_cells).sum(),
             kv_total_cells: workers.iter().map(|worker| worker.engine.kv_total_cells).sum(),

@@ -133,6 +133,7 @@ fn what_cannot_be_judged_is_told_with_all_mistakes_and_ends_with_another_code() 
         (&["--gates", path(&typo)][..], &["drift.minAgrement is no field", "spec.rollout.gates.memory.headroom"][..]),
         (&["--gates", path(&asks)], &["--prompts must name a file with what ConfigMap golden has"]),
         (&["--gates", path(&plain), "--prompts", path(&prompts)], &["--prompts must be left out, or"]),
+        (&["--gates", path(&plain)], &["--reference must name the model that answers now", "asks for drift, which"]),
         (&["--prompts", path(&broken)], &["line 1 of prompts.jsonl"]),
         (&["--prompts", path(&misspelt)], &["line 2 of prompts.jsonl", "`contain`", "`contains`"]),
         (&["--reference", "missing.gguf", "--parallel", "0"], &["\"missing.gguf\" is not there", "--parallel must be"]),

@@ -158,8 +158,8 @@ async fn sigterm_lets_requests_end() {
     let ready =
         async || server.client.get(server.url("/readyz")).send().await.is_ok_and(|answer| answer.status() == 200);
     await_condition("readiness to end", async || !ready().await).await;
-    for stream in &mut streams {
-        let events = stream.rest().await;
+    // All at once: a server that ends waits for nobody who takes nothing.
+    for events in futures::future::join_all(streams.iter_mut().map(Events::rest)).await {
         assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
     }
     assert_eq!(server.ended().await.code(), Some(0), "{}", server.log());

@@ -320,4 +320,20 @@ fn an_encoder_is_checked_as_one() {
     assert_eq!(validated.status.code(), Some(0), "{report}");
     assert!(report.contains("it is an encoder") && report.contains("ok   trial load"), "{report}");
     assert!(!report.contains("--pooling"), "{report}");
+    // `serve` says the same of one that does not name how texts become vectors (pooled.rs).
+    std::fs::write(&file, gguf::bert(0).bytes()).unwrap();
+    let validated = validate(&file, &[]);
+    let report = text(&validated.stdout);
+    assert_eq!(validated.status.code(), Some(1), "{report}");
+    assert!(report.contains("FAIL pooling") && report.contains("names no pooling"), "{report}");
+    assert_eq!(validate(&file, &["--pooling", "mean"]).status.code(), Some(0));
+    let (wrong, reranks) = (validate(&file, &["--pooling", "rank"]), folder.path().join("headless.gguf"));
+    assert!(text(&wrong.stdout).contains("is no reranker"), "{}", text(&wrong.stdout));
+    let mut headless = gguf::bert(4).bytes();
+    let name = b"cls.output.weight";
+    let at = headless.windows(name.len()).position(|window| window == name).unwrap();
+    headless[at..at + 3].copy_from_slice(b"own");
+    std::fs::write(&reranks, headless).unwrap();
+    let refused = validate(&reranks, &[]);
+    assert!(text(&refused.stdout).contains("\"cls.output.weight\" is missing"), "{}", text(&refused.stdout));
 }

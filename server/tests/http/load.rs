@@ -86,18 +86,33 @@ async fn one_that_waits_and_leaves_gives_its_place_back() {
     running.abort();
 }
 
+/// A worker that stands still. It cannot see that its front has ended, and so ends with this.
+struct Stopped(u32);
+
+impl Stopped {
+    fn goes_on(&self) {
+        send_signal(self.0, "CONT");
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // One that has ended needs none.
+        drop(std::process::Command::new("kill").args(["-CONT", &self.0.to_string()]).output());
+    }
+}
+
 /// A server whose first model is loaded by a worker that stands still, and that worker.
-async fn loading(args: &[&str]) -> (Server, u32) {
+async fn loading(args: &[&str]) -> (Server, Stopped) {
     // The worker may have done all of it before it is stopped, on a busy machine.
     for _ in 0..20 {
         let server = Server::launch(&model("demo-v2.q8_0.gguf"), args);
         await_condition("a worker", async || !server.workers().is_empty()).await;
-        let worker = server.workers()[0];
-        send_signal(worker, "STOP");
+        let worker = Stopped(server.workers()[0]);
+        send_signal(worker.0, "STOP");
         if server.ready().await.0 == 503 {
             return (server, worker);
         }
-        send_signal(worker, "CONT");
     }
     panic!("it is loaded before it can be stopped");
 }
@@ -121,14 +136,18 @@ async fn those_who_come_while_the_first_model_is_loaded_wait_for_it_by_their_own
         // Whoever routes requests is told that there is no model.
         assert_eq!((server.ready().await.0, server.get("/health").await.status().as_u16()), (503, 503));
         assert!(!waiting.is_finished());
-        let mut stream = Events::open(server.post("/v1/completions", &endless(4))).await;
+        let mut stream = server.post("/v1/completions", &endless(4)).send().await.unwrap();
+        assert_eq!(
+            (stream.status(), stream.chunk().await.unwrap().unwrap().starts_with(b": loading position=2")),
+            (200.try_into().unwrap(), true)
+        );
 
-        send_signal(worker, "CONT");
+        worker.goes_on();
         let answer = waiting.await.unwrap().unwrap();
         assert_eq!(answer.status(), 200, "{path}");
         if args.is_empty() {
             assert!(!text_of(&answer.json().await.unwrap()).is_empty());
-            assert!(stream.next().await.is_some());
+            assert!(stream.text().await.unwrap().contains("\"finish_reason\":\"length\""));
         }
     }
 }
@@ -138,9 +157,30 @@ async fn those_who_wait_for_a_first_model_that_does_not_load_are_told() {
     let (mut server, worker) = loading(&[]).await;
     let waiting = tokio::spawn(server.post("/v1/chat/completions", &chat("Where is Tom?")).send());
     await_condition("it to wait", async || server.metric("gantry_requests_held").await > 0.5).await;
-    send_signal(worker, "KILL");
+    send_signal(worker.0, "KILL");
     let answer = waiting.await.unwrap().unwrap();
     assert_eq!(answer.status(), 503);
-    assert_eq!(answer.json::<Value>().await.unwrap()["error"]["code"], "server_ending");
+    let body: Value = answer.json().await.unwrap();
+    assert_eq!(body["error"]["code"], "model_not_ready");
+    assert!(body["error"]["message"].as_str().unwrap().contains("could not be loaded"), "{body}");
     assert!(!server.ended().await.success());
+}
+
+#[tokio::test]
+async fn a_server_that_is_told_to_end_while_it_loads_does_not_wait_for_the_model() {
+    let (mut server, _worker) = loading(&["--max-queue", "1", "--parallel", "1"]).await;
+    let many = json!({"prompt": "Once", "n": 3});
+    let refused = server.post(TEXT, &many).send().await.unwrap();
+    assert_eq!(refused.status(), 400, "later it would be no better");
+    let waiting: Vec<_> = (0..2).map(|_| tokio::spawn(server.post(TEXT, &json!({"prompt": "Once"})).send())).collect();
+    await_condition("them to wait", async || server.metric("gantry_requests_held").await > 1.5).await;
+    let full = server.post(TEXT, &json!({"prompt": "Once"})).send().await.unwrap();
+    assert_eq!((full.status().as_u16(), full.headers().contains_key("retry-after")), (429, true));
+    server.signal("TERM");
+    for waits in waiting {
+        let answer = waits.await.unwrap().unwrap();
+        assert_eq!(answer.status(), 503);
+        assert_eq!(answer.json::<Value>().await.unwrap()["error"]["code"], "server_ending");
+    }
+    server.ended().await;
 }

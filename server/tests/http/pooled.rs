@@ -340,10 +340,12 @@ async fn vectors_are_cut_where_the_operator_says_that_they_may_be() {
 #[tokio::test]
 async fn a_model_that_cannot_do_what_is_asked_ends_the_start_with_the_way_out() {
     let (_folder, encoder) = written(&gguf::bert(1));
+    let (_other, unnamed) = written(&gguf::bert(0));
     for (file, args, says) in [
         (model("demo-v2.q8_0.gguf"), &["--embeddings"][..], "--pooling"),
         (model("demo-v2.q8_0.gguf"), &["--reranking"][..], "no reranker"),
         (encoder, &["--reranking"][..], "no reranker"),
+        (unnamed, &[][..], "--pooling"),
     ] {
         let mut command = command(&file);
         command.args(["--port", "0"]).args(args);

@@ -40,7 +40,7 @@ use uuid::Uuid;
 use super::App;
 use super::body;
 use super::budget::{Share, Short};
-use super::errors::{Failure, unanswered};
+use super::errors::{Failure, unanswered_by};
 use super::middleware::CountedLater;
 use super::routes;
 use super::stored::{Asker, Keep};
@@ -53,7 +53,7 @@ pub(super) use background::Background;
 use choices::{Choices, Uncollected, best_of_each, share_prompt_tokens, sum_of};
 use record::{Origin, RequestRecord};
 pub(super) use scheduling::QUEUE_TIMEOUT_HEADER;
-use submit::Asking;
+use submit::{Asking, PoolTurn};
 pub(super) use written::Writers;
 
 /// The header that names the version that answered.
@@ -185,6 +185,9 @@ async fn answer<E: TextEncoder>(
     loop {
         // Who is told how it stands has its stream opened for that.
         if pending.asking.is_streamed && app.router.held().is_held() {
+            if let Err(refused) = app.check_first(pending.asking.model()) {
+                return Ok(pending.refuse(refused.into()).told());
+            }
             return Ok(stream::held(pending));
         }
         if let Err(failure) = pending.take_turn().await {
@@ -349,7 +352,8 @@ pub(super) async fn pooled<E: PooledEncoder>(
     let (origin, (asked, encoder), share, _) = read(app, request, decode).await?;
     let PooledRequest { model, work, prompt_param, priority } = asked;
     let (priority, timeout_ms) = (origin.scheduling.priority_over(priority), origin.scheduling.queue_timeout_ms);
-    let (ticket, timeout_ms) = submit::turn_to_pool(app, &origin, priority, timeout_ms, prompt_param).await?;
+    let mut turn = PoolTurn::new(timeout_ms, prompt_param);
+    turn.take(app, &origin, model.as_deref(), priority).await?;
     let version = submit::pooling(app, &origin, model.as_deref())?;
     let pooled = version.model().and_then(|model| model.pooled);
     let (width, ranks) = pooled.map_or((0, true), |pooled| (pooled.width, pooled.pooling == Pooling::Rank));
@@ -368,8 +372,7 @@ pub(super) async fn pooled<E: PooledEncoder>(
         }
     };
     let asked = PoolRequest { work, priority, timeout_ms };
-    let (version, pooled) = submit::pooled(app, &origin, model.as_deref(), asked).await?;
-    drop(ticket);
+    let (version, pooled) = submit::pooled(app, &origin, model.as_deref(), asked, turn).await?;
     let record = RequestRecord::new(app, route, &version, origin, priority, 0, share);
     let result = match pooled.output().await {
         Ok(output) => {
@@ -381,7 +384,7 @@ pub(super) async fn pooled<E: PooledEncoder>(
         Err(error) => {
             let ends = app.is_draining() && error == GenerationError::Retired;
             let error = if ends { GenerationError::ServerEnds } else { renamed(error, &encoder) };
-            Err(unanswered(error, prompt_param, version.retry_after()))
+            Err(unanswered_by(&version, error, prompt_param))
         }
     };
     Ok(of_version(record.settle(result), &version))
@@ -480,7 +483,7 @@ impl Uncollected {
     /// As a client is told it that calls its prompt so.
     fn told(self, prompt_param: &'static str, version: &Version) -> Failure {
         match self {
-            Self::Failed(error) => unanswered(error, prompt_param, version.retry_after()),
+            Self::Failed(error) => unanswered_by(version, error, prompt_param),
             Self::TooMuch(what) => Failure::too_much_to_collect(what),
         }
     }

@@ -20,7 +20,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 use super::choices::{Choices, Item, sum_of};
 use super::record::RequestRecord;
 use super::{PENDING_VERSION, Pending, Refused, Submitted, Tried, VERSION_HEADER, counted_later};
-use crate::api::errors::{Failure, of_generation, unanswered};
+use crate::api::errors::{Failure, of_generation, unanswered_by};
 use crate::api::stored::Keep;
 use crate::hold::News;
 use crate::limits::{HELD_NEWS_PERIOD, SSE_KEEP_ALIVE, STREAM_BUFFER_BYTES};
@@ -45,7 +45,7 @@ pub(super) async fn respond<E: TextEncoder>(
     match first {
         Some((_, Err(GenerationError::GaveWay))) if pending.asking.returns => return pending.returned(record),
         Some((_, Err(error))) => {
-            let failure = unanswered(error, prompt_param, version.retry_after());
+            let failure = unanswered_by(version, error, prompt_param);
             let refused = Refused { failure, record: Some(record), encoder: pending.encoder, head: Some(head) };
             return Tried::Refused(refused);
         }

@@ -14,7 +14,7 @@ use super::record::Origin;
 use crate::api::App;
 use crate::api::errors::{Failure, of_submission, unanswered};
 use crate::hold::{LineClosed, News, Ticket};
-use crate::limits::{HELD_LIMIT, SUBMIT_ATTEMPTS};
+use crate::limits::{HELD_LIMIT, RETRY_AFTER_MIN_SECONDS, SUBMIT_ATTEMPTS};
 use crate::peer::Peer;
 use crate::version::{GenerateRequest, Generation, GenerationError, PoolRequest, Pooled, SubmitError, Terms, Version};
 
@@ -96,7 +96,11 @@ impl Asking {
     pub(super) fn enter(&mut self, app: &App) -> Result<bool, Failure> {
         if self.ticket.is_none() && app.router.held().is_held() {
             let priority = self.requests.first().map_or(Priority::Normal, |request| request.params.priority);
-            let answers = self.requests.len().saturating_mul(self.choices as usize);
+            app.check_first(self.model())?;
+            let (answers, most) = (self.answers(), app.router.held().places());
+            if answers > most && !self.was_taken {
+                return Err(self.too_many_answers(most).into());
+            }
             self.ticket = Some(ticket(app, self.client, priority, self.came, answers, self.was_taken)?);
         }
         Ok(self.ticket.is_some())
@@ -130,6 +134,19 @@ impl Asking {
         self.ticket.as_ref().map(Ticket::news)
     }
 
+    /// How many answers are asked for.
+    fn answers(&self) -> usize {
+        self.requests.len().saturating_mul(self.choices as usize)
+    }
+
+    /// Later it would be no better, so this is no 429.
+    fn too_many_answers(&self, most: usize) -> ApiError {
+        let param = if self.requests.len() > 1 { self.prompt_param } else { "n" };
+        let message =
+            format!("`{param}` must ask for at most {most} answers: no more requests run and wait here at a time.");
+        ApiError::invalid(Some(Cow::Borrowed(param)), ErrorCode::InvalidValue, message)
+    }
+
     fn was_held(&self) -> bool {
         self.ticket.is_some() || self.was_taken
     }
@@ -154,7 +171,7 @@ impl Asking {
 
     async fn submit_now(&self, app: &App) -> Result<(Arc<Version>, Choices), NotTaken> {
         let Self { requests, prompt_param, choices, .. } = self;
-        let answers = requests.len().saturating_mul(*choices as usize);
+        let answers = self.answers();
         // Of the time that it may wait, what is left.
         let left_ms = self.limit(app).filter(|_| self.was_held()).map(|limit| {
             let left = limit.saturating_sub(self.came.elapsed());
@@ -180,12 +197,7 @@ impl Asking {
             }
             let most = version.capacity();
             if answers > most {
-                // Later it would be no better, so this is no 429.
-                let param = if requests.len() > 1 { *prompt_param } else { "n" };
-                let message = format!(
-                    "`{param}` must ask for at most {most} answers: no more requests run and wait here at a time."
-                );
-                return Err(ApiError::invalid(Some(Cow::Borrowed(param)), ErrorCode::InvalidValue, message).into());
+                return Err(self.too_many_answers(most).into());
             }
             match self.submit_to(&version, left_ms).await {
                 Ok(generations) => {
@@ -288,10 +300,12 @@ async fn turn(
     prompt_param: &'static str,
 ) -> Result<(), Failure> {
     let limit = limit.unwrap_or(HELD_LIMIT);
+    let soon = Duration::from_secs(RETRY_AFTER_MIN_SECONDS);
     tokio::select! {
         biased;
-        due = ticket.turn() => due.map_err(|LineClosed| {
-            unanswered(GenerationError::ServerEnds, prompt_param, app.router.held().retry_after())
+        due = ticket.turn() => due.map_err(|closed| match closed {
+            LineClosed::ServerEnds => unanswered(GenerationError::ServerEnds, prompt_param, soon),
+            LineClosed::NoModel => Failure::not_ready("it could not be loaded, and the server ends", soon),
         }),
         () = tokio::time::sleep_until((came + limit).into()) => {
             Err(Failure::held_too_long(came.elapsed(), limit, app.router.held().retry_after()))
@@ -299,40 +313,65 @@ async fn turn(
     }
 }
 
-/// Has a request for vectors or scores wait until a version answers, where none does. Gives its place in line, which it leaves once
-/// that has the request, and of the milliseconds that it may wait those that are left.
-pub(super) async fn turn_to_pool(
-    app: &App,
-    origin: &Origin,
-    priority: Priority,
-    timeout_ms: Option<u64>,
+/// How long a request for vectors or scores has waited for a version, and may.
+pub(super) struct PoolTurn {
+    came: Instant,
+    own_ms: Option<u64>,
+    /// Of the milliseconds that it may wait, those that are left where it has waited.
+    left_ms: Option<u64>,
+    has_place: bool,
     prompt_param: &'static str,
-) -> Result<(Option<Ticket>, Option<u64>), Failure> {
-    let (hold, came) = (app.router.held(), Instant::now());
-    if !hold.is_held() {
-        return Ok((None, timeout_ms));
-    }
-    let limit = timeout_ms.map(Duration::from_millis).or_else(|| hold.timeout());
-    let ticket = ticket(app, origin.peer, priority, came, 1, false)?;
-    turn(app, &ticket, came, limit, prompt_param).await?;
-    let left = limit.map(|limit| limit.saturating_sub(came.elapsed()).as_millis().max(1));
-    Ok((Some(ticket), left.map(|left| u64::try_from(left).unwrap_or(u64::MAX))))
 }
 
-/// Submits a request for vectors or scores.
+impl PoolTurn {
+    /// Of a request that comes now, and says itself how many milliseconds it may wait, or does not.
+    pub(super) fn new(own_ms: Option<u64>, prompt_param: &'static str) -> Self {
+        Self { came: Instant::now(), own_ms, left_ms: own_ms, has_place: false, prompt_param }
+    }
+
+    /// Stands in line until a version answers, where requests have to.
+    pub(super) async fn take(
+        &mut self,
+        app: &App,
+        origin: &Origin,
+        model: Option<&str>,
+        priority: Priority,
+    ) -> Result<(), Failure> {
+        let hold = app.router.held();
+        if hold.is_held() {
+            app.check_first(model)?;
+            let limit = self.own_ms.map(Duration::from_millis).or_else(|| hold.timeout());
+            let ticket = ticket(app, origin.peer, priority, self.came, 1, self.has_place)?;
+            turn(app, &ticket, self.came, limit, self.prompt_param).await?;
+            let left = limit.map(|limit| limit.saturating_sub(self.came.elapsed()).as_millis().max(1));
+            self.left_ms = left.map(|left| u64::try_from(left).unwrap_or(u64::MAX));
+            self.has_place = ticket.has_place;
+        }
+        Ok(())
+    }
+}
+
+/// Submits a request for vectors or scores, again where the version that was to have it is unloaded meanwhile.
 pub(super) async fn pooled(
     app: &App,
     origin: &Origin,
     model: Option<&str>,
-    asked: PoolRequest,
+    mut asked: PoolRequest,
+    mut turn: PoolTurn,
 ) -> Result<(Arc<Version>, Pooled), Failure> {
-    for _ in 0..SUBMIT_ATTEMPTS {
-        let version = pooling(app, origin, model)?;
-        match version.pool(origin.peer, asked.clone()).await {
-            Ok(pooled) => return Ok((version, pooled)),
-            Err(SubmitError::Retired) => {}
-            Err(other) => return Err(of_submission(other)),
+    let mut attempts = 0;
+    while attempts < SUBMIT_ATTEMPTS {
+        asked.timeout_ms = turn.left_ms;
+        match pooling(app, origin, model) {
+            Ok(version) => match version.pool(origin.peer, asked.clone(), turn.has_place).await {
+                Ok(pooled) => return Ok((version, pooled)),
+                Err(SubmitError::Retired) => attempts += 1,
+                Err(other) => return Err(of_submission(other)),
+            },
+            Err(_) if app.router.held().is_switching() => {}
+            Err(failure) => return Err(failure),
         }
+        turn.take(app, origin, model, asked.priority).await?;
         tokio::task::yield_now().await;
     }
     Err(of_submission(SubmitError::Retired))

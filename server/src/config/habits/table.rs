@@ -190,7 +190,7 @@ pub(super) const FLAGS: &[Flag] = &[
     flag(
         &["--props"],
         Nothing,
-        Refused(&[], "settings do not change while it runs; /v1/models and /metrics tell them"),
+        Refused(&[], "settings do not change while it runs; GET /props tells them without a flag"),
     ),
     flag(&["--ssl-key-file", "--ssl-cert-file"], Value, Refused(&[""], NO_TLS)),
     flag(&["--cors-methods", "--cors-headers"], Value, Refused(&[""], NO_CORS)),
