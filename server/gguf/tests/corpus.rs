@@ -59,7 +59,7 @@ fn what_the_corpus_parses_is_what_it_writes() {
 #[test]
 fn every_code_of_a_header_is_in_the_corpus() {
     let elsewhere = [
-        // Of several files, of the length of one, of the weights, or of a worker.
+        // Of several files, of the length of one, of the weights, of what is asked of it, or of a worker.
         "unreadable",
         "truncated-header",
         "counts-beyond-file",
@@ -72,6 +72,7 @@ fn every_code_of_a_header_is_in_the_corpus() {
         "trailing-bytes",
         "not-finite",
         "zero-weights",
+        "pooling",
         "trial-load",
         // Files of 16 MiB and more.
         "header-too-long",
