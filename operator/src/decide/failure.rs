@@ -53,9 +53,9 @@ impl Failure {
         let longest = used_up
             .map(|_| format!("that is {PROGRESS_DEADLINES_MAX} times the deadline, the longest that pods may get on"));
         let missing = world.missing_pod.filter(|_| pods < judges_wanted(world)).map(str::to_owned);
+        let is_missing = missing.is_some();
         let replacement = template::waits_for_replacement(world);
         let message = [Some(value.clone()), longest, waiting_for(world, now, true), missing, replacement];
-        let is_missing = message[3].is_some();
         let message = message.into_iter().flatten().collect::<Vec<_>>().join("; ");
         let message = if is_missing {
             // What kept them away is beside the spec, so that nothing tells when it is over.

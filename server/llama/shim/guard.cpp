@@ -149,6 +149,10 @@ void * operator new(size_t size) {
     }
     void * made = std::malloc(size == 0 ? 1 : size);
     if (made == nullptr) {
+        // The system's limit is one as the guard's own, and told as that.
+        if (current != nullptr) {
+            current->refuse(gantry::limit::memory);
+        }
         throw std::bad_alloc();
     }
     if (current != nullptr) {

@@ -41,14 +41,13 @@ class guard {
     // What the calling thread may still take of memory.
     static int64_t memory_left() noexcept;
 
-    // What an allocation is told to do before and after.
+    // What an allocation is told to do before and after, and where it is refused.
     void before(size_t size);
+    [[noreturn]] void refuse(limit which);
     void took(size_t bytes) noexcept { live_ += static_cast<int64_t>(bytes); }
     void gave(size_t bytes) noexcept { live_ -= static_cast<int64_t>(bytes); }
 
   private:
-    [[noreturn]] void refuse(limit which);
-
     guard *   outer_;
     int64_t   cpu_limit_ns_;
     int64_t   memory_limit_;
